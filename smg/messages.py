@@ -1,0 +1,444 @@
+"""The vocabulary of the ring: every struct that crosses a process boundary.
+
+Rules of this file:
+
+* A struct here is plain data: no methods with effects, no sockets, no references to live objects.
+* Everything is encoded with msgpack (``smg.ipc``), many messages in one frame per loop tick.
+* A stream is named by ``seq``, a number the frontend process mints. A resubmitted request gets a new ``seq``, so
+  a late record for an old one is recognised by being unknown and is answered with an ``Abort``.
+* ``frontend`` is the index of the frontend process that holds the client.
+* Fields that one process passes on without looking into them are ``bytes``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class Message(msgspec.Struct, array_like=True, tag_field="t", frozen=True, gc=False):
+    """Base of everything that travels between processes of the data plane."""
+
+
+# --------------------------------------------------------------------------------------------------
+# What a model said, as events. Produced by the parsers of ``smg.models``, consumed by the renderers of
+# ``smg.detok`` and, for multi-turn sessions, by the frontend process.
+
+
+class Event(msgspec.Struct, array_like=True, tag_field="t", frozen=True, gc=False):
+    """Base of the parser events. Concatenating the texts of one kind gives the complete field."""
+
+
+class ReasoningDelta(Event, tag="r"):
+    """A piece of chain-of-thought text."""
+
+    text: str
+
+
+class ContentDelta(Event, tag="c"):
+    """A piece of the visible answer."""
+
+    text: str
+
+
+class ToolCallStart(Event, tag="ts"):
+    """A tool call begins. ``index`` counts the calls of this answer from 0, ``name`` is as the model wrote it."""
+
+    index: int
+    name: str
+
+
+class ToolCallArguments(Event, tag="ta"):
+    """A fragment of the JSON text of the arguments of call ``index``; the fragments concatenate to valid JSON."""
+
+    index: int
+    fragment: str
+
+
+class ToolCallEnd(Event, tag="te"):
+    """The call ``index`` is complete: its argument text is valid JSON."""
+
+    index: int
+
+
+ParserEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
+
+
+# --------------------------------------------------------------------------------------------------
+# The generation plan: what the tokenizer pool decided about one request.
+
+
+class StopPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How the gateway itself ends a choice.
+
+    ``strings`` are matched in the decoded text across any token boundary; ``token_ids`` are the client's stop
+    tokens; ``eos_ids`` end a choice silently (empty when the client asked to ignore EOS). With ``keep`` the matched
+    text stays in the answer (``no_stop_trim``, ``include_stop_str_in_output``).
+    """
+
+    strings: list[str] = []
+    token_ids: list[int] = []
+    eos_ids: list[int] = []
+    keep: bool = False
+
+
+class ParserPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Which parsers read the output and how they start.
+
+    ``reasoning`` and ``tool`` are registered parser names or None for "leave the text alone". ``armed``: the prompt
+    already opened the reasoning block. ``forced``: the output is bare JSON because a JSON schema forces a call:
+    "" (no), "array" (a list of ``{"name", "parameters"}``) or "function:NAME" (the arguments of one function).
+    ``tools`` is the JSON text of the request's tool list (types for the XML-like formats). ``id_style`` is "call",
+    "kimi" or "kimi_k3" (with ``id_offset`` = number of calls already in the conversation). ``parallel`` False keeps only the
+    first call. ``harmony`` selects the gpt-oss channel parser, which replaces both parsers and works on token IDs.
+    """
+
+    reasoning: str | None = None
+    armed: bool = False
+    tool: str | None = None
+    forced: str = ""
+    tools: bytes = b""
+    id_style: str = "call"
+    id_offset: int = 0
+    parallel: bool = True
+    harmony: bool = False
+
+
+class ResponsePlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How the answer is rendered. ``api`` is "chat", "completions", "generate", "messages" or "events" (parser events
+    for a multi-turn session). ``body_id`` is the id the client sees, ``created`` Unix seconds. ``logprobs`` is None
+    when the client asked for none, else the number of alternatives per token. ``options`` holds what only one API
+    knows (JSON-like values), so that this struct need not grow with every API."""
+
+    api: str
+    body_id: str
+    request_id: str
+    model: str
+    created: int
+    stream: bool
+    n: int = 1
+    include_usage: bool = False
+    continuous_usage: bool = False
+    logprobs: int | None = None
+    return_token_ids: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    options: dict[str, Any] = {}
+
+
+class PromptPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One prompt of a request (a batch of completions has several; everything else has one).
+
+    ``requests`` holds the ready-made engine request per engine kind (``"vllm"``, ``"sglang"`` ...), so that dispatch
+    is one write. ``text`` is the prompt's text (only set when the answer needs it: ``echo``); ``token_ids`` likewise
+    (little-endian uint32; ``return_token_ids`` and ``echo``). ``engine_id`` is the id the engine sees.
+    """
+
+    engine_id: str
+    prompt_tokens: int
+    requests: dict[str, bytes]
+    text: str | None = None
+    token_ids: bytes | None = None
+
+
+class GenerationPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Everything the detok process needs to run one request. Travels through the router as opaque bytes."""
+
+    seq: int
+    frontend: int
+    tokenizer: str
+    parts: list[PromptPart]
+    stop: StopPlan
+    parser: ParserPlan
+    response: ResponsePlan
+    deadline: float = 0.0  # wall-clock seconds (time.time()); 0 = none
+
+
+# --------------------------------------------------------------------------------------------------
+# Link 1: frontend -> tokenizer pool
+
+
+class Submit(Message, tag="submit"):
+    """One HTTP request of the data plane, body not decoded. ``headers`` holds only the ones the pool or the router acts
+    on (lower-case names). ``received`` is wall-clock seconds."""
+
+    seq: int
+    frontend: int
+    path: str
+    request_id: str
+    headers: dict[str, str]
+    body: bytes
+    received: float
+
+
+class PoolCall(Message, tag="pcall"):
+    """A question the pool answers itself: ``op`` is "tokenize", "detokenize", "count_tokens", "parse_function_call",
+    "parse_reasoning", "tokenizers" ...; ``body`` is the HTTP body, ``argument`` a path parameter."""
+
+    seq: int
+    frontend: int
+    op: str
+    argument: str
+    request_id: str
+    body: bytes
+
+
+# --------------------------------------------------------------------------------------------------
+# Link 2: tokenizer pool -> router
+
+
+class RoutePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What the router may know of one prompt: its length and the chained hashes of its token blocks
+    (little-endian uint64, one per full block of the routing block size)."""
+
+    prompt_tokens: int
+    block_hashes: bytes = b""
+
+
+class Route(Message, tag="route"):
+    """A plan on its way to a worker. ``plan`` is an encoded ``GenerationPlan`` that the router does not decode."""
+
+    seq: int
+    frontend: int
+    model: str
+    parts: list[RoutePart]
+    plan: bytes
+    routing_key: str = ""
+    target_worker: str = ""
+    endpoint: str = "chat"
+    streaming: bool = False
+    attempts: int = 0
+    avoid: list[str] = []
+    request_id: str = ""
+
+
+# --------------------------------------------------------------------------------------------------
+# Link 3: router -> detok, and back
+
+
+class WorkerRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """A worker as the detok process needs it: its URL, engine kind ("vllm", "sglang", "trtllm", "tokenspeed", "mlx"),
+    transport ("grpc" or "zmq") and data-parallel rank (-1: the engine balances)."""
+
+    url: str
+    kind: str
+    transport: str = "grpc"
+    dp_rank: int = -1
+
+
+class Dispatch(Message, tag="dispatch"):
+    """Run this plan; ``workers`` has one entry per prompt part."""
+
+    seq: int
+    frontend: int
+    workers: list[WorkerRef]
+    plan: bytes
+    route: Route | None = None  # what to hand back when another worker must be tried
+
+
+class Redispatch(Message, tag="redispatch"):
+    """A worker failed before its first message: the router decides about another attempt. ``code`` is the gRPC status
+    name ("UNAVAILABLE" ...), ``url`` the worker that failed."""
+
+    route: Route
+    url: str
+    code: str
+    message: str
+    detok: int
+
+
+class WorkerReport(Message, tag="wreport"):
+    """What happened to one engine request: ``outcome`` is "success", "failure", "neutral" (neither for the breaker) or
+    "aborted". Frees the worker's slot in the router's load count."""
+
+    url: str
+    detok: int
+    outcome: str
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class DetokLoad(Message, tag="dload"):
+    """In-flight engine requests per worker URL of one detok process; sent to a router that has just started."""
+
+    detok: int
+    inflight: dict[str, int]
+
+
+# --------------------------------------------------------------------------------------------------
+# Link 4: detok / router / pool -> frontend
+
+
+class Owner(Message, tag="owner"):
+    """The detok process ``detok`` now owns the stream; aborts go there and a retry is its business."""
+
+    seq: int
+    detok: int
+
+
+class Reply(Message, tag="reply"):
+    """A complete HTTP answer."""
+
+    seq: int
+    status: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class StreamStart(Message, tag="sstart"):
+    """Head of a streamed answer (status 200, ``text/event-stream``) and its first bytes."""
+
+    seq: int
+    headers: list[tuple[str, str]]
+    body: bytes
+
+
+class StreamData(Message, tag="sdata"):
+    """More bytes of a streamed answer: everything of one loop tick in one record."""
+
+    seq: int
+    body: bytes
+
+
+class StreamEnd(Message, tag="send"):
+    """Last bytes of a streamed answer. ``error_code`` is "" for a good end, else what the metrics count."""
+
+    seq: int
+    body: bytes
+    error_code: str = ""
+
+
+class TurnEvents(Message, tag="tevents"):
+    """Parser events of one tick, for a multi-turn session; ``events`` is a msgpack list of ``ParserEvent``."""
+
+    seq: int
+    events: bytes
+
+
+class TurnEnd(Message, tag="tend"):
+    """One generation of a multi-turn session ended. ``error`` carries ``(status, code, message)`` of a failure."""
+
+    seq: int
+    finish_reason: str
+    usage: dict[str, int]
+    matched_stop: str | int | None = None
+    error: tuple[int, str, str] | None = None
+
+
+class Abort(Message, tag="abort"):
+    """The client is gone (frontend -> owner), or the record's stream is unknown here (any -> sender)."""
+
+    seq: int
+    frontend: int
+
+
+# --------------------------------------------------------------------------------------------------
+# Admin: frontend <-> router
+
+
+class AdminCall(Message, tag="acall"):
+    """A control-plane request that the router answers with a ``Reply``: workers CRUD, loads, flush, profiles."""
+
+    seq: int
+    frontend: int
+    method: str
+    path: str
+    query: str
+    body: bytes
+    request_id: str
+
+
+# --------------------------------------------------------------------------------------------------
+# Broadcast by the router: the models behind this gateway
+
+
+class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One served model as the other processes need it.
+
+    ``tokenizer`` names an entry of the tokenizer table; ``kinds`` are the engine kinds of its workers (a plan carries
+    one ready-made request per kind); ``context_length`` and ``vocab_size`` 0 = unknown. ``tool_parser`` and
+    ``reasoning_parser`` are per-model overrides ("" = none). ``default_sampling`` is the worker's generation config.
+    """
+
+    id: str
+    tokenizer: str
+    kinds: list[str]
+    aliases: list[str] = []
+    context_length: int = 0
+    vocab_size: int = 0
+    tool_parser: str = ""
+    reasoning_parser: str = ""
+    default_sampling: dict[str, float] = {}
+    architectures: list[str] = []
+    model_type: str = ""
+    display_name: str = ""
+    ready_workers: int = 0
+    supports_embedding: bool = False
+
+
+class TokenizerSource(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Where a tokenizer is loaded from: ``path`` is a local directory or file, or a hub id; ``chat_template`` a template
+    file that replaces the directory's own ("" = none)."""
+
+    name: str
+    path: str
+    chat_template: str = ""
+
+
+class ModelTable(Message, tag="models"):
+    """All served models and tokenizers. ``workers_total`` and ``workers_ready`` answer the readiness probe."""
+
+    version: int
+    models: list[ModelInfo]
+    tokenizers: list[TokenizerSource]
+    workers_total: int = 0
+    workers_ready: int = 0
+
+
+# --------------------------------------------------------------------------------------------------
+# Supervisor <-> children (over each child's control socket)
+
+
+class Peer(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """One live process: ``generation`` grows with every restart and is part of the inbox address."""
+
+    role: str
+    index: int
+    generation: int
+    address: str
+
+
+class Ready(Message, tag="ready"):
+    """A child serves its inbox."""
+
+    role: str
+    index: int
+    generation: int
+    detail: str = ""
+
+
+class PeerTable(Message, tag="peers"):
+    """The live processes. A peer that is absent is dead: what it held is lost and must be submitted again."""
+
+    peers: list[Peer]
+
+
+class Drain(Message, tag="drain"):
+    """Take no new work, finish what runs until ``deadline`` (``time.monotonic()`` seconds), then exit."""
+
+    deadline: float
+
+
+class Idle(Message, tag="idle"):
+    """Answer to ``Drain``: this child has no running work left."""
+
+    role: str
+    index: int
+
+
+RingMessage = (
+    Submit | PoolCall | Route | Dispatch | Redispatch | WorkerReport | DetokLoad | Owner | Reply | StreamStart | StreamData | StreamEnd
+    | TurnEvents | TurnEnd | Abort | AdminCall | ModelTable
+)
+ControlMessage = Ready | PeerTable | Drain | Idle
