@@ -33,11 +33,15 @@ class OutputParser(Protocol):
 class ReasoningParser(OutputParser, Protocol):
     """Separates chain-of-thought from the answer: ``ReasoningDelta`` and ``ContentDelta`` events only.
 
-    ``in_reasoning`` tells the caller which side plain text goes to at the moment (tool parsing is off meanwhile).
+    ``in_reasoning`` tells the caller which side plain text goes to at the moment (tool parsing is off meanwhile);
+    ``holding``, whether text waits for the next ``feed``.
     """
 
     @property
     def in_reasoning(self) -> bool: ...
+
+    @property
+    def holding(self) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)

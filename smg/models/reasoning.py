@@ -156,6 +156,10 @@ class BlockParser:
     def in_reasoning(self) -> bool:
         return self._state.side is ReasoningDelta
 
+    @property
+    def holding(self) -> bool:
+        return self._held != ""
+
     def feed(self, text: str) -> list[ParserEvent]:
         state = self._state
         if not self._held and state.leave is None and (not state.first or state.first not in text):
@@ -213,6 +217,7 @@ class Passthrough:
     """Leaves all text in the content; arming has no effect."""
 
     in_reasoning = False
+    holding = False
 
     def feed(self, text: str) -> list[ParserEvent]:
         return [ContentDelta(text)] if text else []
