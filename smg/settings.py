@@ -104,9 +104,9 @@ class Settings(LaterSettings, frozen=True, kw_only=True):
     frontend_procs: Annotated[int, _procs("HTTP processes; default by cores")] = msgspec.field(
         default_factory=functools.partial(_share_of_cores, 8, 4)
     )
-    drain_delay_secs: Annotated[
-        float, _procs("time between the end of readiness and the closing of the listener; 0 = min(grace / 2, 5)")
-    ] = 0.0
+    drain_delay_secs: Annotated[float, _procs("time between the end of readiness and the closing of the listener")] = (
+        0.0
+    )
     grpc_transport: Annotated[str, _procs("gRPC client towards workers", choices=("grpcio", "lean"))] = "grpcio"
     tool_constraint: Annotated[
         str,
@@ -299,11 +299,6 @@ class Settings(LaterSettings, frozen=True, kw_only=True):
         if self.max_concurrent_requests < 0:
             return max(4096, 1024 * cores())
         return self.max_concurrent_requests
-
-    @property
-    def drain_delay(self) -> float:
-        """Seconds between SIGTERM and the closing of the listener."""
-        return self.drain_delay_secs or min(self.shutdown_grace_period_secs / 2, 5.0)
 
     @property
     def max_attempts(self) -> int:
