@@ -1,9 +1,9 @@
 """Incremental search for the markers of a format in text that comes in pieces.
 
-A machine keeps what it has not decided yet in one string and asks :meth:`Markers.search` for the next marker. The answer
-is either a complete marker or the place from which text could still grow into one, so that everything before it can be
-sent at once and at most ``longest marker - 1`` characters stay behind. Work is linear: a held tail is that short, and
-text that was released is never looked at again.
+A machine keeps what it has not decided yet in one string and asks :meth:`Markers.search` for the next marker. The
+answer is either a complete marker or the place from which text could still grow into one, so that everything before
+it can be sent at once and at most ``longest marker - 1`` characters stay behind. Work is linear: a held tail is that
+short, and text that was released is never looked at again.
 """
 
 from __future__ import annotations
