@@ -1,0 +1,230 @@
+"""Generation under a constraint: a random walk through what xgrammar allows, inclined to come to an end."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+from smg.simengine.vocabulary import Vocabulary
+
+CACHED_GRAMMARS = 64
+# Up to this many allowed tokens the grammar is spelling something out and the longest token is taken, as a model would.
+NARROW = 64
+# Chance per token to close what is open, and the length after which everything that can be closed is closed.
+CLOSING_STEP = 0.15
+SOFT_LIMIT = 256
+PUNCTUATION = frozenset(bytes((code,)) for code in b"!#$%&'()*+,-./:;<=>?@[]^_`{|}~")
+MAX_CONSTRAINT_BYTES = 1 << 20
+# What xgrammar puts in front of its messages: time, file and line of its own source.
+SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
+
+
+class GrammarError(Exception):
+    """The constraint cannot be used (not understood, too big, or xgrammar is not installed)."""
+
+
+class GrammarGenerator:
+    """Compiles constraints for one vocabulary and generates under them. Not thread-safe: one call at a time."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._compiled: OrderedDict[tuple[str, str], Any] = OrderedDict()
+
+    @cached_property
+    def _xgrammar(self) -> Any:
+        try:
+            import xgrammar  # an optional dependency that takes seconds to import
+        except ImportError as error:
+            raise GrammarError("constrained generation needs the package xgrammar, which is not installed") from error
+        return xgrammar
+
+    @cached_property
+    def _info(self) -> Any:
+        xgrammar, tokenizer = self._xgrammar, self._vocabulary.tokenizer
+        names = [""] * self._vocabulary.size
+        for name, token in tokenizer.get_vocab(with_added_tokens=True).items():
+            names[token] = name
+        decoder = (json.loads(tokenizer.to_str()).get("decoder")) or {}
+        kinds = {decoder.get("type"), *(part.get("type") for part in decoder.get("decoders", ()))}
+        kind = xgrammar.VocabType.RAW
+        if "ByteLevel" in kinds:
+            kind = xgrammar.VocabType.BYTE_LEVEL
+        elif "ByteFallback" in kinds:
+            kind = xgrammar.VocabType.BYTE_FALLBACK
+        return xgrammar.TokenizerInfo(names, kind, vocab_size=len(names), stop_token_ids=self._vocabulary.eos_ids)
+
+    @cached_property
+    def _compiler(self) -> Any:
+        return self._xgrammar.GrammarCompiler(self._info, max_threads=1)
+
+    @cached_property
+    def _bytes(self) -> list[bytes]:
+        return list(self._info.decoded_vocab)
+
+    @cached_property
+    def _wordlike(self) -> Any:
+        """Boolean array: tokens that are an ASCII word, with or without a space in front."""
+        import numpy  # comes with xgrammar
+
+        special = self._vocabulary.special_ids
+        return numpy.array(
+            [
+                len(word := text.removeprefix(b" ")) > 1 and word.isalpha() and word.isascii() and token not in special
+                for token, text in enumerate(self._bytes)
+            ]
+        )
+
+    def compile(self, kind: str, value: str) -> Any:
+        """The compiled grammar of a constraint. Raises ``GrammarError``."""
+        if len(value) > MAX_CONSTRAINT_BYTES:
+            raise GrammarError("the constraint is too big")
+        key = (kind, value)
+        if (found := self._compiled.get(key)) is not None:
+            self._compiled.move_to_end(key)
+            return found
+        compiler = self._compiler
+        try:
+            if kind == "json_schema":
+                compiled = compiler.compile_json_schema(value, any_whitespace=False)
+            elif kind == "regex":
+                compiled = compiler.compile_regex(value)
+            elif kind == "ebnf":
+                compiled = compiler.compile_grammar(value)
+            else:
+                compiled = compiler.compile_structural_tag(value)
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise GrammarError(f"invalid {kind}: {SOURCE_POSITION.sub('', str(error))}") from error
+        self._compiled[key] = compiled
+        if len(self._compiled) > CACHED_GRAMMARS:
+            self._compiled.popitem(last=False)
+        return compiled
+
+    def generate(self, kind: str, value: str, rng: random.Random, limit: int) -> tuple[list[int], bool]:
+        """At most ``limit`` ids under the constraint and whether they are complete. Raises ``GrammarError``."""
+        compiled = self.compile(kind, value)
+        import numpy  # comes with xgrammar
+
+        matcher = self._xgrammar.GrammarMatcher(compiled)
+        mask = numpy.full((1, (self._vocabulary.size + 31) // 32), -1, dtype=numpy.int32)
+        walk = _Walk(self._bytes, self._wordlike, set(self._vocabulary.eos_ids), rng, _triggers(kind, value))
+        ids: list[int] = []
+        while len(ids) < limit:
+            # False: nothing is forbidden here, and the mask was left alone.
+            if matcher.fill_next_token_bitmask(mask):
+                bits = numpy.unpackbits(mask.view(numpy.uint8), bitorder="little")[: self._vocabulary.size]
+            else:
+                bits = numpy.ones(self._vocabulary.size, dtype=numpy.uint8)
+            token = walk.choose(bits, len(ids))
+            if token is None:
+                return ids, True
+            if not matcher.accept_token(token):
+                raise GrammarError("the grammar came to a dead end")
+            ids.append(token)
+        return ids, bool(matcher.is_completed())
+
+
+def _triggers(kind: str, value: str) -> list[bytes]:
+    """The texts that open a structure inside free text (structural tags): random words would never hit them."""
+    if kind != "structural_tag":
+        return []
+
+    def visit(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            if isinstance(begin := node.get("begin"), str):
+                yield begin
+            for child in node.values():
+                yield from visit(child)
+        elif isinstance(node, list):
+            for child in node:
+                yield from visit(child)
+
+    try:
+        return [begin.encode() for begin in dict.fromkeys(visit(json.loads(value))) if begin]
+    except (ValueError, RecursionError):
+        return []
+
+
+class _Walk:
+    """Chooses the next token of one output."""
+
+    def __init__(
+        self, texts: list[bytes], wordlike: Any, eos: set[int], rng: random.Random, triggers: list[bytes]
+    ) -> None:
+        self._texts = texts
+        self._wordlike = wordlike
+        self._eos = eos
+        self._rng = rng
+        self._triggers = triggers
+        self._ahead = b""  # rest of a trigger that has been begun
+        self._done = False  # a structure was opened by its trigger: what remains is to finish it
+        self._run = 0  # tokens since the last change between spelling and free choice
+        self._spelling = False
+        self._newline = texts.index(b"\n") if b"\n" in texts else None
+
+    def choose(self, bits: Any, count: int) -> int | None:
+        """A token whose bit is set; None to end the output. ``count``: tokens so far."""
+        allowed = bits.nonzero()[0]
+        token = self._follow(allowed) if self._ahead else None
+        if token is not None:
+            return token
+        if self._spelling != (len(allowed) <= NARROW):
+            self._spelling = not self._spelling
+            self._run = 0
+        closing = count >= SOFT_LIMIT or self._rng.random() < CLOSING_STEP * self._run
+        self._run += 1
+        going_on = [int(token) for token in allowed if token not in self._eos] if self._spelling else None
+        if going_on == [] or ((closing or self._done) and any(bits[token] for token in self._eos)):
+            return None
+        if going_on is not None:
+            return self._spell(going_on, closing)
+        token = self._close(bits, allowed) if closing else None
+        return self._word(bits, allowed) if token is None else token
+
+    def _spell(self, allowed: list[int], closing: bool) -> int:
+        """One of the texts that may come, in as few tokens as it takes; closing ones are preferred."""
+        texts = self._texts
+        closers = [token for token in allowed if texts[token][:1] in (b"}", b"]")]
+        pool = closers if closers and (closing or self._rng.random() < 0.75) else allowed
+        visible = [token for token in pool if texts[token].strip()] or pool
+        first = texts[self._rng.choice(visible)]
+        fitting = [token for token in visible if texts[token].startswith(first)]
+        # A token that goes on behind a quote has begun the string: keep its first words for free choice.
+        return self._longest([token for token in fitting if texts[token].endswith(b'"')] or fitting)
+
+    def _close(self, bits: Any, allowed: Any) -> int | None:
+        """A token that opens a structure that must come, ends a string, or leaves a run of letters."""
+        texts = self._texts
+        # Free text takes a line end, a JSON string does not.
+        if self._triggers and self._newline is not None and bits[self._newline]:
+            self._ahead = self._rng.choice(self._triggers)
+            token = self._follow(allowed)
+            if token is not None:
+                return token
+        quotes = [int(token) for token in allowed if texts[token].startswith(b'"')]
+        exits = quotes or [int(token) for token in allowed if texts[token][:1] in PUNCTUATION]
+        return self._rng.choice(exits) if exits else None
+
+    def _follow(self, allowed: Any) -> int | None:
+        """The longest token on the way through the trigger that has been begun."""
+        texts, ahead = self._texts, self._ahead
+        fitting = [int(token) for token in allowed if texts[token] and ahead.startswith(texts[token])]
+        if not fitting:
+            self._ahead = b""
+            return None
+        token = self._longest(fitting)
+        self._ahead = ahead[len(texts[token]) :]
+        self._done = self._done or not self._ahead
+        return token
+
+    def _longest(self, tokens: list[int]) -> int:
+        return max(tokens, key=lambda token: (len(self._texts[token]), -token))
+
+    def _word(self, bits: Any, allowed: Any) -> int:
+        words = (bits.astype(bool) & self._wordlike).nonzero()[0]
+        pool = words if len(words) else [token for token in allowed if token not in self._eos]
+        return int(self._rng.choice(pool))
