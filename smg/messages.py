@@ -132,7 +132,8 @@ class PromptPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     ``requests`` holds the ready-made engine request per engine kind (``"vllm"``, ``"sglang"`` ...), so that dispatch
     is one write. ``text`` is the prompt's text (only set when the answer needs it: ``echo``); ``token_ids`` likewise
-    (little-endian uint32; ``return_token_ids`` and ``echo``). ``engine_id`` is the id the engine sees.
+    (little-endian uint32; ``return_token_ids`` and ``echo``). ``engine_id`` is the id the engine sees. ``uncounted`` tokens at the
+    end of the prompt reach the engine and are left out of what clients are told (``prompt_tokens`` already excludes them).
     """
 
     engine_id: str
@@ -140,6 +141,7 @@ class PromptPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     requests: dict[str, bytes]
     text: str | None = None
     token_ids: bytes | None = None
+    uncounted: int = 0
 
 
 class GenerationPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -1,0 +1,208 @@
+"""One choice of one generation: token ids in, parser events out.
+
+Order of the stages: end-of-sequence and stop tokens, incremental detokenizer, stop strings, reasoning parser, tool parser. No I/O
+and no API format: a choice is fed by the engine's messages and read by a renderer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smg.detok.logprobs import LogprobTracker
+from smg.detok.stop import StopMatcher
+from smg.engines.base import Delta, TokenLogprobs
+from smg.messages import ContentDelta, GenerationPlan, ParserEvent
+from smg.models.output import ResponseParser
+from smg.vocab.decode import DecodeTable, IncrementalDecoder
+
+
+class Choice:
+    """State of one choice. ``finish_reason`` is None while the choice runs, then the engine's word or "stop".
+
+    ``logprobs`` is None unless the client asked for them.
+    """
+
+    __slots__ = (
+        "_by_token", "_decoder", "_end_ids", "_keep", "_parser", "_stop", "cached_tokens", "completion_tokens",
+        "ended_by_gateway", "engine_reasoning_tokens", "finish_reason", "hidden_states", "index", "keep_token_ids", "logprobs",
+        "matched_stop", "prompt_logprobs", "prompt_tokens", "spec_accepted", "spec_draft", "started", "stop_token_ids",
+        "token_ids", "tokens_seen",
+    )  # fmt: skip
+
+    def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
+        response, stop, parser = plan.response, plan.stop, plan.parser
+        self.index = index
+        self._decoder = IncrementalDecoder(table, response.skip_special_tokens, response.spaces_between_special_tokens)
+        self._stop = StopMatcher(stop.strings, keep=stop.keep) if stop.strings else None
+        self._keep = stop.keep
+        self._end_ids = frozenset(stop.eos_ids) | frozenset(stop.token_ids)
+        self.stop_token_ids = frozenset(stop.token_ids)
+        parses = parser.reasoning is not None or parser.tool is not None or parser.forced
+        self._parser = ResponseParser(parser) if parses else None
+        self._by_token = self._parser is not None and self._parser.separates_reasoning
+        self.logprobs = LogprobTracker() if response.logprobs is not None else None
+        self.keep_token_ids = keep_token_ids
+        self.token_ids: list[int] = []
+        self.started = False
+        self.finish_reason: str | None = None
+        self.matched_stop: str | int | None = None
+        self.ended_by_gateway = False
+        self.tokens_seen = 0
+        self.completion_tokens = 0
+        self.prompt_tokens = 0
+        self.cached_tokens = 0
+        self.engine_reasoning_tokens = -1
+        self.spec_accepted = 0
+        self.spec_draft = 0
+        self.prompt_logprobs: TokenLogprobs | None = None
+        self.hidden_states: object = None
+
+    @property
+    def parser(self) -> ResponseParser | None:
+        """The output parser; None when text is passed through."""
+        return self._parser
+
+    @property
+    def stop_string_matched(self) -> bool:
+        """A stop string was found here: the engine has nothing more to say."""
+        return self._stop is not None and self._stop.matched is not None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the chain-of-thought: the engine's count if it reports one, else the parser's."""
+        if self.engine_reasoning_tokens > 0 or self._parser is None:
+            return max(0, self.engine_reasoning_tokens)
+        return self._parser.reasoning_tokens
+
+    # Output of the engine ------------------------------------------------------------------------
+
+    def feed(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> list[ParserEvent]:
+        """New tokens; the events they complete. Tokens after the end are ignored."""
+        if self.ended_by_gateway or not token_ids:
+            return []
+        self.started = True
+        self.tokens_seen += len(token_ids)
+        if self.keep_token_ids:
+            self.token_ids += token_ids
+        if self._end_ids and not self._end_ids.isdisjoint(token_ids):
+            token_ids = self._cut_at_end_token(token_ids)
+        if self.logprobs is not None:
+            return self._feed_tracked(token_ids, logprobs, self.logprobs)
+        if self._by_token:
+            decode = self._decoder.feed
+            return self._feed_pieces([decode((token,)) for token in token_ids])
+        text = self._decoder.feed(token_ids)
+        if self._stop is not None:
+            text = self._release(text)
+        if not text:
+            return []
+        return [ContentDelta(text)] if self._parser is None else self._parser.feed(text)
+
+    def _release(self, text: str) -> str:
+        """Text that no stop string can claim any more."""
+        stop = self._stop
+        if stop is None or not text:
+            return text
+        text = stop.feed(text)
+        if stop.matched is not None:
+            self.ended_by_gateway = True
+            self.matched_stop = stop.matched
+        return text
+
+    def _cut_at_end_token(self, token_ids: Sequence[int]) -> Sequence[int]:
+        for position, token in enumerate(token_ids):
+            if token in self._end_ids:
+                self.ended_by_gateway = True
+                if token in self.stop_token_ids:
+                    self.matched_stop = token
+                    if self._keep:
+                        position += 1
+                return token_ids[:position]
+        return token_ids
+
+    def _feed_pieces(self, pieces: list[str]) -> list[ParserEvent]:
+        """Text by token, so that each one counts as reasoning exactly if its text is part of the reasoning."""
+        parser, stop = self._parser, self._stop
+        assert parser is not None
+        if stop is None:
+            return parser.feed_pieces(pieces)
+        released = []
+        for piece in pieces:
+            released.append(self._release(piece))
+            if stop.matched is not None:
+                break
+        return parser.feed_pieces(released)
+
+    def _feed_tracked(
+        self, token_ids: Sequence[int], logprobs: TokenLogprobs | None, tracker: LogprobTracker
+    ) -> list[ParserEvent]:
+        """Token by token, with the offsets that tie log-probabilities to text."""
+        events: list[ParserEvent] = []
+        parser = self._parser
+        for position, token in enumerate(token_ids):
+            piece = self._decoder.feed((token,))
+            before = parser is not None and parser.in_reasoning
+            text = self._release(piece)
+            if parser is None:
+                new: list[ParserEvent] = [ContentDelta(text)] if text else []
+            else:
+                new = parser.feed_pieces([text]) if self._by_token else parser.feed(text)
+            answer = not before and not (parser is not None and parser.in_reasoning)
+            tracker.add(token, logprobs, position, len(piece), answer=answer)
+            tracker.released += len(text)
+            events += new
+            if self.stop_string_matched:
+                break
+        return events
+
+    # End -----------------------------------------------------------------------------------------
+
+    def complete(self, delta: Delta) -> list[ParserEvent]:
+        """The engine's last message for this choice: counts, reason, and what was held back."""
+        self.absorb_counts(delta)
+        if self.finish_reason is not None:
+            return []
+        self.finish_reason = "stop" if self.stop_string_matched else delta.finish_reason
+        if self.matched_stop is None:
+            self.matched_stop = delta.matched_stop
+        return self.flush()
+
+    def end_by_gateway(self) -> list[ParserEvent]:
+        """The gateway ended the choice (stop string): nothing more is expected of the engine."""
+        self.finish_reason = "stop"
+        return self.flush()
+
+    def absorb_counts(self, delta: Delta) -> None:
+        """Take over the totals that a message reports."""
+        if delta.completion_tokens:
+            self.completion_tokens = delta.completion_tokens
+        if delta.prompt_tokens:
+            self.prompt_tokens = delta.prompt_tokens
+        if delta.cached_tokens:
+            self.cached_tokens = delta.cached_tokens
+        if delta.reasoning_tokens >= 0:
+            self.engine_reasoning_tokens = delta.reasoning_tokens
+        if delta.spec_draft:
+            self.spec_accepted = delta.spec_accepted
+            self.spec_draft = delta.spec_draft
+        if delta.prompt_logprobs is not None:
+            self.prompt_logprobs = delta.prompt_logprobs
+        if delta.hidden_states is not None:
+            self.hidden_states = delta.hidden_states
+
+    def flush(self) -> list[ParserEvent]:
+        """Release everything that was held back, in order: detokenizer, stop matcher, parsers."""
+        tail = ""
+        stop = self._stop
+        if stop is None:
+            tail = self._decoder.finish()
+        elif stop.matched is None:
+            tail = self._release(self._decoder.finish()) + stop.finish()
+        if self.logprobs is not None:
+            self.logprobs.released += len(tail)
+        if self._parser is None:
+            return [ContentDelta(tail)] if tail else []
+        events = self._parser.feed_pieces([tail]) if tail and self._by_token else []
+        if tail and not self._by_token:
+            events = self._parser.feed(tail)
+        return events + self._parser.finish()

@@ -1,0 +1,85 @@
+"""Log-probabilities of one choice, kept in step with the text that is released.
+
+A token's entry is due once text from its first character on has been released: entries of tokens that only fed a stop string never
+appear, and a character that spans tokens brings the entries of all its tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from smg.engines.base import TokenLogprobs
+from smg.vocab.decode import DecodeTable
+
+
+class Entry(NamedTuple):
+    """One token: ``top`` are ``(token_id, logprob)`` alternatives, ``start`` the offset of its text in the choice's output,
+    ``answer`` False if it belongs to the reasoning."""
+
+    token_id: int
+    logprob: float
+    top: Sequence[tuple[int, float]]
+    start: int
+    answer: bool
+
+
+class LogprobTracker:
+    """Collects entries and hands them out in order. ``released`` is the number of characters released so far."""
+
+    __slots__ = ("_taken", "decoded", "entries", "released")
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self.decoded = 0
+        self.released = 0
+        self._taken = 0
+
+    def add(self, token_id: int, source: TokenLogprobs | None, position: int, length: int, *, answer: bool) -> None:
+        """Record a token whose text is ``length`` characters long; ``position`` is its place in ``source``."""
+        if source is not None and position < len(source.logprobs):
+            top = source.top[position] if position < len(source.top) else ()
+            self.entries.append(Entry(token_id, source.logprobs[position], top, self.decoded, answer))
+        self.decoded += length
+
+    def take(self, *, all_left: bool = False) -> list[Entry]:
+        """Entries that became due. ``all_left``: the output ended, whatever has no text is due too."""
+        begin = self._taken
+        end = begin
+        entries = self.entries
+        while end < len(entries) and (all_left or entries[end].start < self.released):
+            end += 1
+        self._taken = end
+        return entries[begin:end]
+
+
+def chat_entries(entries: Sequence[Entry], table: DecodeTable, alternatives: int) -> list[dict[str, Any]]:
+    """The ``content`` list of a chat logprobs object. ``bytes`` are the token's own bytes, also inside a character."""
+
+    def shown(token_id: int, logprob: float) -> dict[str, Any]:
+        raw = table.token_bytes(token_id)
+        return {"token": raw.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(raw)}
+
+    return [
+        shown(entry.token_id, entry.logprob)
+        | {"top_logprobs": [shown(token_id, logprob) for token_id, logprob in entry.top[:alternatives]]}
+        for entry in entries
+    ]
+
+
+def completion_logprobs(entries: Sequence[Entry], table: DecodeTable, alternatives: int, base: int) -> dict[str, Any]:
+    """The logprobs object of the completions API; ``base`` is the offset of the choice's text in what the client sees."""
+
+    def text(token_id: int) -> str:
+        raw = table.token_bytes(token_id)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    return {
+        "tokens": [text(entry.token_id) for entry in entries],
+        "token_logprobs": [entry.logprob for entry in entries],
+        "top_logprobs": [{text(t): p for t, p in entry.top[:alternatives]} for entry in entries] if alternatives else None,
+        "text_offset": [base + entry.start for entry in entries],
+    }

@@ -1,0 +1,179 @@
+"""The detok process: owns engine streams and turns token ids into the bytes that clients read.
+
+Everything of one loop iteration leaves together: engine callbacks append to their run, and one flush at the end of the iteration
+sends one frame per frontend.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from smg.api.errors import refused, render_error
+from smg.api.paths import path_of_api
+from smg.detok.run import Run
+from smg.detok.vocabularies import Vocabularies, VocabularyError
+from smg.engines.base import EngineClient
+from smg.engines.clients import connect
+from smg.messages import (
+    Abort, DetokLoad, Dispatch, GenerationPlan, ModelTable, Owner, Peer, Reply, RingMessage, StreamData, WorkerRef,
+    WorkerReport,
+)  # fmt: skip
+from smg.process import ChildProcess
+from smg.telemetry.metrics import DetokMetrics
+
+log = logging.getLogger("smg.detok")
+
+SWEEP_SECS = 0.1
+
+_decode_plan = msgspec.msgpack.Decoder(GenerationPlan).decode
+
+
+class DetokProcess(ChildProcess):
+    """One detok process. ``runs`` maps (frontend, seq) to the requests it owns."""
+
+    role = "detok"
+    talks_to = ("frontend", "router")
+
+    async def start(self) -> str:
+        self.runs: dict[tuple[int, int], Run] = {}
+        self.clients: dict[tuple[str, str], EngineClient] = {}
+        self.metrics = DetokMetrics()
+        self.vocabularies = Vocabularies(self.run_dir)
+        self._dirty: list[Run] = []
+        self._engine_ids: set[str] = set()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Dispatch: self._on_dispatch, Abort: self._on_abort, ModelTable: self._on_models,
+        }  # fmt: skip
+        self.loop = asyncio.get_running_loop()
+        self._sweep_timer = self.loop.call_later(SWEEP_SECS, self._sweep)
+        return f"transport {self.settings.grpc_transport}"
+
+    async def drain(self) -> None:
+        await self._empty.wait()
+
+    async def stop(self) -> None:
+        self._sweep_timer.cancel()
+        for run in list(self.runs.values()):
+            run.abort()
+        for client in self.clients.values():
+            await client.close()
+
+    # Ring -----------------------------------------------------------------------------------------
+
+    def on_message(self, message: RingMessage) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message)
+
+    def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
+        for peer in vanished:
+            if peer.role == "frontend":
+                for run in [run for run in self.runs.values() if run.frontend == peer.index]:
+                    run.abort()
+        if any(peer.role == "router" for peer in appeared):
+            self.to_router(DetokLoad(self.index, self._inflight()))
+
+    def _inflight(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for run in self.runs.values():
+            for worker in run.workers:
+                counts[worker.url] = counts.get(worker.url, 0) + 1
+        return counts
+
+    def _on_models(self, message: ModelTable) -> None:
+        self.vocabularies.update(message.tokenizers)
+
+    def _on_abort(self, message: Abort) -> None:
+        run = self.runs.get((message.frontend, message.seq))
+        if run is not None:
+            run.abort()
+
+    def _on_dispatch(self, message: Dispatch) -> None:
+        plan = _decode_plan(message.plan)
+        self.to_frontend(message.frontend, Owner(message.seq, self.index))
+        clash = next((part.engine_id for part in plan.parts if part.engine_id in self._engine_ids), None)
+        if clash is not None:
+            self._refuse(message, plan, "duplicate_request_id", f"a request with id '{clash}' is running", 400)
+            return
+        table = self.vocabularies.get(plan.tokenizer)
+        if table is None:
+            self.spawn(self._dispatch_when_loaded(message, plan), "load vocabulary")
+            return
+        self._start(message, plan, table)
+
+    async def _dispatch_when_loaded(self, message: Dispatch, plan: GenerationPlan) -> None:
+        try:
+            table = await self.vocabularies.load(plan.tokenizer)
+        except VocabularyError as error:
+            self._refuse(message, plan, "tokenizer_load_failed", str(error), 503)
+            return
+        self._start(message, plan, table)
+
+    def _start(self, message: Dispatch, plan: GenerationPlan, table: Any) -> None:
+        run = Run(self, message, plan, table)
+        self.runs[(message.frontend, message.seq)] = run
+        self._engine_ids.update(part.engine_id for part in plan.parts)
+        self._empty.clear()
+        run.start()
+
+    def _refuse(self, message: Dispatch, plan: GenerationPlan, code: str, text: str, status: int) -> None:
+        path = path_of_api(plan.response.api)
+        error = refused(code, text, status=status)
+        answer = render_error(error, path, plan.response.request_id)
+        self.to_frontend(message.frontend, Reply(message.seq, *answer))
+        for worker in message.workers:
+            self.to_router(WorkerReport(worker.url, self.index, "neutral"))
+
+    # Host of the runs -----------------------------------------------------------------------------
+
+    def client(self, worker: WorkerRef) -> EngineClient:
+        """The connection to a worker, opened on first use."""
+        key = (worker.url, worker.kind)
+        client = self.clients.get(key)
+        if client is None:
+            client = self.clients[key] = connect(worker, self.settings)
+        return client
+
+    def to_frontend(self, frontend: int, message: RingMessage) -> None:
+        self.links.send("frontend", frontend, message)
+
+    def to_router(self, message: RingMessage) -> None:
+        self.links.send("router", 0, message)
+
+    def write(self, run: Run) -> None:
+        if not self._dirty:
+            self.loop.call_soon(self._flush)
+        if len(run.out) == 1:
+            self._dirty.append(run)
+
+    def _flush(self) -> None:
+        dirty, self._dirty = self._dirty, []
+        links = self.links
+        for run in dirty:
+            out = run.out
+            if out:
+                body = out[0] if len(out) == 1 else b"".join(out)
+                out.clear()
+                links.send("frontend", run.frontend, StreamData(run.seq, body))
+        for box in links.of("frontend").values():
+            box.flush()
+
+    def finished(self, run: Run) -> None:
+        self.runs.pop((run.frontend, run.seq), None)
+        self._engine_ids.difference_update(part.engine_id for part in run.plan.parts)
+        if not self.runs:
+            self._empty.set()
+
+    def _sweep(self) -> None:
+        now = time.time()
+        for run in [run for run in self.runs.values() if run.deadline and now > run.deadline]:
+            run.timed_out()
+        self._sweep_timer = self.loop.call_later(SWEEP_SECS, self._sweep)

@@ -1,0 +1,69 @@
+"""What every renderer is to the run that feeds it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import orjson
+
+from smg.detok.choice import Choice
+from smg.detok.usage import Usage
+from smg.engines.base import Delta
+from smg.messages import ParserEvent
+
+DONE = b"data: [DONE]\n\n"
+json_bytes = orjson.dumps
+
+
+class Renderer(Protocol):
+    """Renders one answer. A streaming renderer is emptied with ``take`` after every step, the other with ``body`` at the end."""
+
+    streaming: bool
+
+    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+        """A message of the engine for this choice; ``delta`` is None when only held-back text is released."""
+
+    def on_choice_end(self, choice: Choice) -> None:
+        """The choice has its finish reason; all its events were given."""
+
+    def on_end(self, usage: Usage) -> None:
+        """Every choice ended (streaming only)."""
+
+    def take(self) -> bytes:
+        """Bytes to send since the last call (streaming only)."""
+
+    def body(self, usage: Usage) -> bytes:
+        """The complete answer (non-streaming only)."""
+
+
+class Output:
+    """The byte buffer of a streaming renderer."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def append(self, data: bytes) -> None:
+        self._parts.append(data)
+
+    def take(self) -> bytes:
+        parts = self._parts
+        if not parts:
+            return b""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return data
+
+
+def client_finish_reason(reason: str | None, *, has_calls: bool) -> str | None:
+    """The reason a client sees: a complete answer with tool calls is ``tool_calls``; ``length`` stays."""
+    if has_calls and reason != "length":
+        return "tool_calls"
+    return reason
+
+
+def uint32_list(raw: bytes | None) -> list[int]:
+    """Token ids from their little-endian uint32 bytes."""
+    return list(memoryview(raw).cast("I")) if raw else []

@@ -1,0 +1,184 @@
+"""Completions: text chunks and the complete answer. Choice ``i`` of prompt ``p`` has index ``p * n + i``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smg.detok.choice import Choice
+from smg.detok.logprobs import completion_logprobs
+from smg.detok.render.base import DONE, Output, json_bytes, uint32_list
+from smg.detok.usage import Usage
+from smg.engines.base import Delta
+from smg.messages import ContentDelta, GenerationPlan, ParserEvent, PromptPart
+from smg.vocab.decode import DecodeTable
+
+
+def _text(events: Sequence[ParserEvent]) -> str:
+    return "".join(event.text for event in events if type(event) is ContentDelta)
+
+
+def _logprobs(choice: Choice, table: DecodeTable, plan: GenerationPlan, base: int, *, all_left: bool) -> Any:
+    if choice.logprobs is None:
+        return None
+    entries = choice.logprobs.take(all_left=all_left)
+    return completion_logprobs(entries, table, plan.response.logprobs or 0, base) if entries else None
+
+
+class _Shared:
+    """What both renderers read from the plan."""
+
+    def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
+        self.plan = plan
+        self.choices = choices
+        self.table = table
+        self.echo = bool(plan.response.options.get("echo"))
+        self.suffix: str = plan.response.options.get("suffix") or ""
+
+    def part(self, choice: Choice) -> PromptPart:
+        return self.plan.parts[choice.index // self.plan.response.n]
+
+    def echoed(self, choice: Choice) -> str:
+        return (self.part(choice).text or "") if self.echo else ""
+
+
+class CompletionStream(_Shared):
+    """Server-sent events of a streamed completion; each choice closes with its own finish chunk."""
+
+    streaming = True
+
+    def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
+        super().__init__(plan, choices, table)
+        response = plan.response
+        head = {"id": response.body_id, "object": "text_completion", "created": response.created}
+        tail = {"model": response.model, "system_fingerprint": "default"}
+        self._head = b"data: " + json_bytes(head)[:-1] + b',"choices":['
+        self._tail = b"]," + json_bytes(tail)[1:-1]
+        self._begun = [False] * len(choices)
+        self._plain = response.logprobs is None and not response.return_token_ids and not response.continuous_usage
+        self._new_ids: list[list[int]] = [[] for _ in choices]
+        self._out = Output()
+
+    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+        text = _text(events)
+        if self.plan.response.return_token_ids and delta is not None:
+            self._new_ids[choice.index] += delta.token_ids
+        if not self._begun[choice.index] and (text or choice.finish_reason is not None):
+            self._begun[choice.index] = True
+            text = self.echoed(choice) + text
+        if text:
+            self._chunk(choice, text, None)
+
+    def _chunk(self, choice: Choice, text: str, reason: str | None) -> None:
+        if self._plain and reason is None:
+            body = b'{"text":' + json_bytes(text) + b',"index":%d,"finish_reason":null}' % choice.index
+            self._out.append(self._head + body + self._tail + b"}\n\n")
+            return
+        shown: dict[str, Any] = {"text": text, "index": choice.index}
+        if self.plan.response.logprobs is not None:
+            all_left = reason is not None and not choice.stop_string_matched
+            base = len(self.echoed(choice))
+            shown["logprobs"] = _logprobs(choice, self.table, self.plan, base, all_left=all_left)
+        shown["finish_reason"] = reason
+        if reason is not None:
+            stop = choice.matched_stop
+            if isinstance(stop, str) or (stop is not None and stop in choice.stop_token_ids):
+                shown["matched_stop"] = stop
+        if self.plan.response.return_token_ids:
+            shown["token_ids"] = self._new_ids[choice.index].copy()
+            self._new_ids[choice.index].clear()
+        usage = b""
+        if self.plan.response.continuous_usage:
+            usage = b',"usage":' + json_bytes(self._running_usage().completions())
+        self._out.append(self._head + json_bytes(shown) + self._tail + usage + b"}\n\n")
+
+    def _running_usage(self) -> Usage:
+        usage = Usage()
+        n = self.plan.response.n
+        for index, part in enumerate(self.plan.parts):
+            usage.add_prompt(part, self.choices[index * n : (index + 1) * n])
+        return usage
+
+    def on_choice_end(self, choice: Choice) -> None:
+        if self.suffix:
+            self._chunk(choice, self.suffix, None)
+        self._chunk(choice, "", choice.finish_reason)
+
+    def on_end(self, usage: Usage) -> None:
+        if self.plan.response.include_usage:
+            self._out.append(self._head + self._tail + b',"usage":' + json_bytes(usage.completions()) + b"}\n\n")
+        self._out.append(DONE)
+
+    def take(self) -> bytes:
+        return self._out.take()
+
+    def body(self, usage: Usage) -> bytes:
+        raise TypeError("a streamed answer has no body")
+
+
+class CompletionAnswer(_Shared):
+    """The complete answer. With ``best_of`` only the ``keep`` best choices of each prompt are shown, by mean logprob."""
+
+    streaming = False
+
+    def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
+        super().__init__(plan, choices, table)
+        self._texts: list[list[str]] = [[] for _ in choices]
+
+    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+        self._texts[choice.index].append(_text(events))
+
+    def on_choice_end(self, choice: Choice) -> None:
+        """Nothing is sent before the end."""
+
+    def on_end(self, usage: Usage) -> None:
+        raise TypeError("not a streamed answer")
+
+    def take(self) -> bytes:
+        return b""
+
+    def body(self, usage: Usage) -> bytes:
+        response = self.plan.response
+        answer = {
+            "id": response.body_id,
+            "object": "text_completion",
+            "created": response.created,
+            "model": response.model,
+            "choices": [self._choice(index, choice) for index, choice in enumerate(self._shown())],
+            "usage": usage.completions(),
+            "system_fingerprint": "default",
+        }
+        return json_bytes(answer)
+
+    def _shown(self) -> list[Choice]:
+        keep = self.plan.response.options.get("keep")
+        if not keep:
+            return list(self.choices)
+        n = self.plan.response.n
+        shown: list[Choice] = []
+        for start in range(0, len(self.choices), n):
+            ranked = sorted(self.choices[start : start + n], key=_mean_logprob, reverse=True)
+            shown += ranked[:keep]
+        return shown
+
+    def _choice(self, index: int, choice: Choice) -> dict[str, Any]:
+        echoed = self.echoed(choice)
+        shown: dict[str, Any] = {
+            "text": echoed + "".join(self._texts[choice.index]) + self.suffix,
+            "index": index,
+        }
+        if self.plan.response.logprobs is not None and not self.plan.response.options.get("hide_logprobs"):
+            all_left = not choice.stop_string_matched
+            shown["logprobs"] = _logprobs(choice, self.table, self.plan, len(echoed), all_left=all_left)
+        shown["finish_reason"] = choice.finish_reason
+        if choice.matched_stop is not None:
+            shown["matched_stop"] = choice.matched_stop
+        if self.plan.response.return_token_ids:
+            shown["prompt_token_ids"] = uint32_list(self.part(choice).token_ids)
+            shown["token_ids"] = choice.token_ids
+        return shown
+
+
+def _mean_logprob(choice: Choice) -> float:
+    entries = choice.logprobs.entries if choice.logprobs is not None else []
+    return sum(entry.logprob for entry in entries) / len(entries) if entries else float("-inf")

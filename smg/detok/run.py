@@ -1,0 +1,307 @@
+"""One generation request: its engine calls, its choices, its answer.
+
+A run is fed by engine callbacks on the loop and never awaits. It ends in exactly one of four ways: answered, failed, handed back
+to the router for another worker (nothing was sent yet), or aborted because the client is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from smg.api.errors import ApiError, refused, render_error
+from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
+from smg.api.paths import path_of_api
+from smg.api.stream_errors import stream_error_frames
+from smg.detok.choice import Choice
+from smg.detok.render import Renderer, make_renderer
+from smg.detok.usage import Usage
+from smg.engines.base import Call, Delta, EngineClient, EngineError
+from smg.messages import (
+    Dispatch, GenerationPlan, Redispatch, Reply, RingMessage, StreamEnd, StreamStart, WorkerRef, WorkerReport,
+)  # fmt: skip
+from smg.telemetry.metrics import DetokMetrics
+from smg.vocab.decode import DecodeTable
+
+log = logging.getLogger("smg.detok.run")
+
+
+class Host(Protocol):
+    """What a run needs of its process."""
+
+    index: int
+    metrics: DetokMetrics
+
+    def client(self, worker: WorkerRef) -> EngineClient: ...
+
+    def to_frontend(self, frontend: int, message: RingMessage) -> None: ...
+
+    def to_router(self, message: RingMessage) -> None: ...
+
+    def write(self, run: Run) -> None:
+        """``run.out`` has bytes for the client: send them at the end of this loop iteration."""
+
+    def finished(self, run: Run) -> None: ...
+
+
+class PartSink:
+    """Receives the engine stream of one prompt part."""
+
+    __slots__ = ("call", "choices", "done", "part_index", "run", "seen", "worker")
+
+    def __init__(self, run: Run, part_index: int, worker: WorkerRef, choices: Sequence[Choice]) -> None:
+        self.run = run
+        self.part_index = part_index
+        self.worker = worker
+        self.choices = choices
+        self.call: Call | None = None
+        self.done = False
+        self.seen = False
+
+    def on_delta(self, delta: Delta) -> None:
+        if not self.done:
+            self.seen = True
+            self.run.on_delta(self, delta)
+
+    def on_end(self) -> None:
+        if not self.done:
+            self.run.on_end(self)
+
+    def on_error(self, error: EngineError) -> None:
+        if not self.done:
+            self.run.on_error(self, error)
+
+
+class Run:
+    """See the module's text. ``out`` collects stream bytes of the current loop iteration."""
+
+    __slots__ = (
+        "choices", "deadline", "dispatched", "first_token", "frontend", "host", "out", "over", "plan", "renderer", "route",
+        "seq", "sinks", "streaming", "workers",
+    )  # fmt: skip
+
+    def __init__(self, host: Host, dispatch: Dispatch, plan: GenerationPlan, table: DecodeTable) -> None:
+        self.host = host
+        self.plan = plan
+        self.seq = dispatch.seq
+        self.frontend = dispatch.frontend
+        self.route = dispatch.route
+        self.workers = dispatch.workers
+        self.deadline = plan.deadline
+        self.dispatched = time.monotonic()
+        self.first_token = 0.0
+        self.out: list[bytes] = []
+        self.over = False
+        self.streaming = False
+        n = plan.response.n
+        keep_ids = plan.response.return_token_ids or plan.response.api == "generate"
+        self.choices = [Choice(i, plan, table, keep_token_ids=keep_ids) for i in range(n * len(plan.parts))]
+        self.renderer: Renderer = make_renderer(plan, self.choices, table)
+        self.sinks = [
+            PartSink(self, index, worker, self.choices[index * n : (index + 1) * n])
+            for index, worker in enumerate(dispatch.workers)
+        ]
+
+    def start(self) -> None:
+        """Send every part to its worker."""
+        response = self.plan.response
+        timeout = self.deadline - time.time() if self.deadline else None
+        for sink, part in zip(self.sinks, self.plan.parts, strict=True):
+            request = part.requests.get(sink.worker.kind)
+            if request is None:
+                message = f"no request was built for engine kind {sink.worker.kind}"
+                self.on_error(sink, EngineError("UNIMPLEMENTED", message))
+                return
+            client = self.host.client(sink.worker)
+            sink.call = client.generate(
+                part.engine_id, request, sink, streaming=response.stream, dp_rank=sink.worker.dp_rank, timeout=timeout
+            )
+            if self.over:
+                return
+
+    # Engine ---------------------------------------------------------------------------------------
+
+    def on_delta(self, sink: PartSink, delta: Delta) -> None:
+        """A message of an engine stream."""
+        if delta.index >= len(sink.choices):
+            return
+        choice = sink.choices[delta.index]
+        if not self.first_token:
+            self.first_token = time.monotonic()
+        events = choice.feed(delta.token_ids, delta.logprobs)
+        if delta.finish_reason is None:
+            choice.absorb_counts(delta)
+            if choice.stop_string_matched and choice.finish_reason is None:
+                events += choice.end_by_gateway()
+        else:
+            if delta.finish_reason == "error":
+                self._engine_error(sink)
+                return
+            events += choice.complete(delta)
+        self.renderer.on_delta(choice, delta, events)
+        if choice.finish_reason is not None:
+            self._choice_finished(sink, choice)
+        elif self.renderer.streaming:
+            self._write()
+
+    def _choice_finished(self, sink: PartSink, choice: Choice) -> None:
+        self.renderer.on_choice_end(choice)
+        if not sink.done and all(c.finish_reason is not None for c in sink.choices):
+            sink.done = True
+            if any(c.stop_string_matched for c in sink.choices) and sink.call is not None:
+                sink.call.abort()
+            self._report(sink, "success")
+        if all(s.done for s in self.sinks):
+            self._answer()
+        elif self.renderer.streaming:
+            self._write()
+
+    def on_end(self, sink: PartSink) -> None:
+        """The engine's stream closed. Without a finish of every choice the generation is incomplete."""
+        sink.done = True
+        if all(choice.finish_reason is not None for choice in sink.choices):
+            return
+        self._report(sink, "failure")
+        if not self.plan.response.stream:
+            self._fail(refused("no_responses_from_server", "The engine closed the stream without an answer", status=500))
+            return
+        for choice in sink.choices:
+            if choice.finish_reason is None:
+                self.renderer.on_delta(choice, None, choice.flush())
+        if all(s.done for s in self.sinks):
+            self._answer()
+
+    def _engine_error(self, sink: PartSink) -> None:
+        """The engine finished a choice with the reason "error"."""
+        sink.done = True
+        if sink.call is not None:
+            sink.call.abort()
+        self._report(sink, "failure")
+        message = "engine finished the request with an error (see engine logs)"
+        if self.streaming:
+            self._break_stream(message)
+        else:
+            self._fail(refused("worker_stream_failed", f"Generation failed: {message}", status=500))
+
+    def on_error(self, sink: PartSink, error: EngineError) -> None:
+        """The engine call failed."""
+        sink.done = True
+        self._report(sink, breaker_outcome(error.code))
+        if self.streaming:
+            if sink.call is not None:
+                sink.call.abort()
+            self._break_stream(error.message)
+        elif not sink.seen and is_retryable(error.code) and self.route is not None:
+            self._hand_back(sink, error)
+        elif sink.seen:
+            self._fail(refused("worker_stream_failed", f"Stream failed: {error.message}", status=500))
+        else:
+            message = f"Failed to start generation: {error.message}"
+            self._fail(refused("start_generation_failed", message, status=http_status(error.code)))
+
+    def _hand_back(self, sink: PartSink, error: EngineError) -> None:
+        route = self.route
+        assert route is not None
+        self.host.to_router(Redispatch(route, sink.worker.url, error.code, error.message, self.host.index))
+        self._close(abort=True)
+
+    def _report(self, sink: PartSink, outcome: str) -> None:
+        tokens = sum(choice.completion_tokens or choice.tokens_seen for choice in sink.choices)
+        prompt = self.plan.parts[sink.part_index].prompt_tokens
+        self.host.to_router(WorkerReport(sink.worker.url, self.host.index, outcome, prompt, tokens))
+
+    # Client ---------------------------------------------------------------------------------------
+
+    def _headers(self) -> list[tuple[str, str]]:
+        headers = [("x-smg-routed-worker-id", self.workers[0].url)]
+        if self.plan.response.api in ("chat", "messages"):
+            headers.append(("x-smg-parser", "legacy"))
+        return headers
+
+    def _write(self) -> None:
+        data = self.renderer.take()
+        if data:
+            if not self.streaming:
+                self._begin_stream(data)
+            else:
+                self.out.append(data)
+                self.host.write(self)
+
+    def _begin_stream(self, data: bytes) -> None:
+        self.streaming = True
+        headers = [
+            ("content-type", "text/event-stream; charset=utf-8"),
+            ("cache-control", "no-cache"),
+            ("connection", "keep-alive"),
+            *self._headers(),
+        ]
+        self.host.to_frontend(self.frontend, StreamStart(self.seq, headers, data))
+
+    def _answer(self) -> None:
+        usage = self.usage()
+        if self.renderer.streaming:
+            self.renderer.on_end(usage)
+            data = self.renderer.take()
+            if not self.streaming:
+                self._begin_stream(b"")
+            self._send_end(data)
+        else:
+            body = self.renderer.body(usage)
+            headers = [("content-type", "application/json"), *self._headers()]
+            self.host.to_frontend(self.frontend, Reply(self.seq, 200, headers, body))
+        self.host.metrics.answered(self, usage)
+        self._close(abort=False)
+
+    def _send_end(self, data: bytes, error_code: str = "") -> None:
+        rest = b"".join(self.out) + data
+        self.out.clear()
+        self.host.to_frontend(self.frontend, StreamEnd(self.seq, rest, error_code))
+
+    def _break_stream(self, message: str) -> None:
+        path = path_of_api(self.plan.response.api)
+        self._send_end(self.renderer.take() + stream_error_frames(path, message), "stream_error")
+        self._close(abort=True)
+
+    def _fail(self, error: ApiError) -> None:
+        path = path_of_api(self.plan.response.api)
+        status, headers, body = render_error(error, path, self.plan.response.request_id)
+        if self.renderer.streaming and self.streaming:
+            self._break_stream(error.message)
+            return
+        self.host.to_frontend(self.frontend, Reply(self.seq, status, headers, body))
+        self._close(abort=True)
+
+    def timed_out(self) -> None:
+        """The request's deadline passed."""
+        message = "the request took longer than the gateway allows"
+        if self.streaming:
+            self._break_stream(message)
+        else:
+            self._fail(refused("request_timeout", message, status=504))
+
+    def abort(self) -> None:
+        """The client is gone."""
+        self._close(abort=True)
+
+    def usage(self) -> Usage:
+        """Token counts so far."""
+        usage = Usage()
+        for sink, part in zip(self.sinks, self.plan.parts, strict=True):
+            usage.add_prompt(part, sink.choices)
+        return usage
+
+    def _close(self, *, abort: bool) -> None:
+        if self.over:
+            return
+        self.over = True
+        for sink in self.sinks:
+            if not sink.done:
+                sink.done = True
+                if abort and sink.call is not None:
+                    sink.call.abort()
+                self._report(sink, "aborted")
+        self.host.finished(self)
+
+

@@ -1,0 +1,139 @@
+"""One HTTP exchange of the data plane: the client's side of a stream on the ring.
+
+The exchange is a small state machine fed by three parties: the ring (``reply``, ``start``, ``data``, ``end``), the connection
+(``client_gone``, ``writable``) and the clock (``keepalive``). The coroutine that handles the request only awaits ``head`` and then
+``done``; stream bytes go from the inbox callback to the transport without a task switch.
+
+States: WAITING (nothing sent) -> STARTING (head known, coroutine not run yet) -> STREAMING -> DONE.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from smg.messages import Reply, StreamStart
+
+if TYPE_CHECKING:
+    from smg.frontend.server import GatewayProtocol
+
+WAITING, STARTING, STREAMING, DONE = range(4)
+
+
+class Exchange:
+    """See the module's text. ``owner`` is the detok process that owns the stream (-1: none yet)."""
+
+    __slots__ = (
+        "attempts", "body", "buffer_limit", "connection", "deadline", "done", "error_code", "gone", "head", "headers", "last_write",
+        "owner", "path", "pending", "pending_bytes", "received", "request_id", "seq", "state", "tokenizer",
+    )  # fmt: skip
+
+    def __init__(
+        self, seq: int, path: str, request_id: str, headers: dict[str, str], body: bytes,
+        connection: GatewayProtocol | None, buffer_limit: int, received: float, deadline: float,
+    ) -> None:  # fmt: skip
+        loop = asyncio.get_running_loop()
+        self.seq = seq
+        self.path = path
+        self.request_id = request_id
+        self.headers = headers
+        self.body = body
+        self.connection = connection
+        self.buffer_limit = buffer_limit
+        self.received = received
+        self.deadline = deadline
+        self.state = WAITING
+        self.tokenizer = (-1, -1)
+        self.owner = -1
+        self.attempts = 0
+        self.gone = False
+        self.error_code = ""
+        self.pending: list[bytes] = []
+        self.pending_bytes = 0
+        self.last_write = received
+        self.head: asyncio.Future[Reply | StreamStart | None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+
+    # From the ring -------------------------------------------------------------------------------
+
+    def reply(self, message: Reply) -> None:
+        """The whole answer."""
+        if self.state == WAITING:
+            self.state = DONE
+            self.head.set_result(message)
+            self._finish()
+
+    def start(self, message: StreamStart) -> None:
+        """Head and first bytes of a stream."""
+        if self.state == WAITING:
+            self.state = STARTING
+            self.head.set_result(message)
+
+    def data(self, body: bytes, now: float) -> None:
+        """More bytes of the stream."""
+        if self.state == STREAMING and not self.pending:
+            self.last_write = now
+            if self.connection is not None and self.connection.write_chunk(body):
+                return
+        if self.state in (STARTING, STREAMING):
+            self.pending.append(body)
+            self.pending_bytes += len(body)
+            if self.pending_bytes > self.buffer_limit:
+                self.error_code = "client_too_slow"
+                self.client_gone()
+
+    def end(self, body: bytes, error_code: str) -> None:
+        """Last bytes of the stream; the coroutine writes them."""
+        if self.state in (STARTING, STREAMING):
+            if body:
+                self.pending.append(body)
+            self.error_code = self.error_code or error_code
+            self.state = DONE
+            self._finish()
+
+    # From the connection -------------------------------------------------------------------------
+
+    def client_gone(self) -> None:
+        """The client closed the connection, or reads too slowly to keep."""
+        if self.state != DONE:
+            self.gone = True
+            self.state = DONE
+            if not self.head.done():
+                self.head.set_result(None)
+            self._finish()
+
+    def writable(self) -> None:
+        """The transport takes bytes again."""
+        if self.state == STREAMING and self.pending and self.connection is not None:
+            if self.connection.write_chunk(b"".join(self.pending)):
+                self.pending.clear()
+                self.pending_bytes = 0
+
+    # From the coroutine and the clock ------------------------------------------------------------
+
+    def streaming(self, now: float) -> None:
+        """The head is on the wire: from here on bytes go directly to the transport."""
+        if self.state == STARTING:
+            self.state = STREAMING
+            self.last_write = now
+            self.writable()
+
+    def take_pending(self) -> bytes:
+        """What is left to write with the end of the response."""
+        rest = b"".join(self.pending)
+        self.pending.clear()
+        return rest
+
+    def keepalive(self, frame: bytes, now: float) -> None:
+        """Write a keep-alive frame into a silent stream."""
+        if self.state == STREAMING:
+            self.data(frame, now)
+
+    @property
+    def started(self) -> bool:
+        """Bytes of the answer may have reached the client."""
+        return self.state in (STARTING, STREAMING)
+
+    def _finish(self) -> None:
+        if not self.done.done():
+            self.done.set_result(None)

@@ -1,0 +1,107 @@
+"""Small helpers around one ASGI request: headers, body with a limit, plain responses, the request id."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from smg.frontend.server import GatewayProtocol
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+Header = tuple[str, str]
+
+DEFAULT_REQUEST_ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
+_VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,128}\Z")
+
+
+class BodyTooLargeError(Exception):
+    """The body exceeds ``--max-payload-size``."""
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+class Request:
+    """One ASGI request. ``template`` is the route's pattern, used as metrics label."""
+
+    __slots__ = ("headers", "method", "path", "receive", "request_id", "scope", "send", "status", "template")
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.headers: dict[str, str] = {
+            name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])
+        }
+        self.request_id = ""
+        self.template = "other"
+        self.status = 0
+
+    @property
+    def connection(self) -> GatewayProtocol | None:
+        connection: GatewayProtocol | None = self.scope.get("smg.connection")
+        return connection
+
+    async def read_body(self, limit: int) -> bytes:
+        """The whole body. Raises ``BodyTooLargeError`` and ``ClientGoneError``."""
+        length = self.headers.get("content-length")
+        if length is not None and length.isdigit() and int(length) > limit:
+            raise BodyTooLargeError
+        message = await self.receive()
+        if message["type"] != "http.request":
+            raise ClientGoneError
+        body: bytes = message.get("body", b"")
+        if not message.get("more_body"):
+            if len(body) > limit:
+                raise BodyTooLargeError
+            return body
+        parts = [body]
+        size = len(body)
+        while message.get("more_body"):
+            message = await self.receive()
+            if message["type"] != "http.request":
+                raise ClientGoneError
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > limit:
+                raise BodyTooLargeError
+        return b"".join(parts)
+
+    async def start(self, status: int, headers: Iterable[Header]) -> None:
+        """Send the response head; ``x-request-id`` is added here."""
+        self.status = status
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+        raw.append((b"x-request-id", self.request_id.encode("latin-1")))
+        await self.send({"type": "http.response.start", "status": status, "headers": raw})
+
+    async def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
+        """Send a complete response."""
+        await self.start(status, [*headers, ("content-length", str(len(body)))])
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def respond_text(self, status: int, text: str, headers: Iterable[Header] = ()) -> None:
+        await self.respond(status, [("content-type", "text/plain; charset=utf-8"), *headers], text.encode())
+
+    async def respond_json(self, status: int, value: Any, headers: Iterable[Header] = ()) -> None:
+        await self.respond(status, [("content-type", "application/json"), *headers], orjson.dumps(value))
+
+
+def choose_request_id(headers: dict[str, str], names: Iterable[str], prefix: str) -> str:
+    """The client's request id where it is sound, else ``prefix`` and 24 alphanumerics."""
+    for name in names:
+        value = headers.get(name)
+        if value is not None:
+            if _VISIBLE_ASCII.match(value):
+                return value
+            break
+    return prefix + secrets.token_hex(12)

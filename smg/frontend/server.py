@@ -1,0 +1,173 @@
+"""The HTTP/1.1 server of a frontend: uvicorn's httptools protocol on uvloop, with what a data plane needs on top.
+
+``GatewayProtocol`` adds to uvicorn's protocol:
+
+* the client's disappearance is told to the running exchange at once (no task waits in ``receive`` for it);
+* a direct way to write stream bytes from the inbox callback, without waking a task per token;
+* a limit on the time a request head may take, and on its size.
+
+uvicorn keeps what it does well: parsing, keep-alive, pipelining, flow control, TLS.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from email.utils import formatdate
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from smg.frontend.exchange import Exchange
+from smg.settings import Settings
+from smg.telemetry.metrics import FrontendMetrics
+
+log = logging.getLogger("smg.frontend.server")
+
+MAX_HEAD_BYTES = 64 * 1024
+
+
+class GatewayProtocol(HttpToolsProtocol):
+    """One client connection."""
+
+    head_timeout: float = 30.0
+    metrics: FrontendMetrics | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.exchange: Exchange | None = None
+        self._head_bytes = 0
+        self._in_head = True
+        self._head_timer: asyncio.TimerHandle | None = None
+
+    # Connection ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        if self.metrics is not None:
+            self.metrics.connections_active.inc()
+        self._arm_head_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.metrics is not None:
+            self.metrics.connections_active.dec()
+        self._disarm_head_timer()
+        exchange, self.exchange = self.exchange, None
+        super().connection_lost(exc)
+        if exchange is not None:
+            exchange.client_gone()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.exchange is not None:
+            self.exchange.writable()
+
+    # Request head --------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(b"431 Request Header Fields Too Large")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        if self._head_timer is None:
+            self._arm_head_timer()
+        self.scope["smg.connection"] = self  # type: ignore[typeddict-unknown-key]
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._disarm_head_timer()
+        super().on_headers_complete()
+
+    def on_response_complete(self) -> None:
+        self.exchange = None
+        self._in_head = True
+        super().on_response_complete()
+
+    def _arm_head_timer(self) -> None:
+        if self.head_timeout > 0:
+            self._head_timer = self.loop.call_later(self.head_timeout, self._head_timed_out)
+
+    def _disarm_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_timed_out(self) -> None:
+        self._head_timer = None
+        if self._in_head and not self.transport.is_closing():
+            if self.metrics is not None:
+                self.metrics.connection_timeout("header_read")
+            self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.metrics is not None and not self.transport.is_closing():
+            self.metrics.connection_timeout("idle")
+        super().timeout_keep_alive_handler()
+
+    def _refuse(self, status: bytes) -> None:
+        self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
+
+    # Token path ----------------------------------------------------------------------------------
+
+    def write_chunk(self, body: bytes) -> bool:
+        """Write one HTTP chunk of the running response now; False when the client reads too slowly (nothing written)."""
+        if self.flow.write_paused:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
+
+
+class HttpServer:
+    """Serves one listening socket until ``close``."""
+
+    def __init__(self, app: Any, settings: Settings, metrics: FrontendMetrics) -> None:
+        idle = settings.idle_connection_timeout_secs
+        self._config = uvicorn.Config(
+            app, http=GatewayProtocol, ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
+            server_header=False, timeout_keep_alive=idle if idle > 0 else 10**9,
+            ssl_certfile=settings.tls_cert_path, ssl_keyfile=settings.tls_key_path,
+        )  # fmt: skip
+        self._config.load()
+        self._state = ServerState()
+        self._server: asyncio.Server | None = None
+        self._clock: asyncio.TimerHandle | None = None
+        GatewayProtocol.head_timeout = float(settings.header_read_timeout_secs)
+        GatewayProtocol.metrics = metrics
+
+    async def start(self, sock: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self._tick()
+        self._server = await loop.create_server(self._connection, sock=sock, ssl=self._config.ssl, backlog=2048)
+
+    def _connection(self) -> GatewayProtocol:
+        return GatewayProtocol(config=self._config, server_state=self._state, app_state={})
+
+    def _tick(self) -> None:
+        self._state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+        self._clock = asyncio.get_running_loop().call_later(1.0, self._tick)
+
+    def stop_listening(self) -> None:
+        """Refuse new connections; idle ones are closed, busy ones end with their response."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for connection in list(self._state.connections):
+            connection.shutdown()
+
+    def close(self) -> None:
+        self.stop_listening()
+        if self._clock is not None:
+            self._clock.cancel()
+        for connection in list(self._state.connections):
+            connection.transport.abort()  # type: ignore[union-attr]
