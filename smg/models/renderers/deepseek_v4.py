@@ -101,8 +101,8 @@ def merge_tool_results(messages: list[dict[str, Any]], separator: str) -> list[d
     """Folds tool messages into user messages.
 
     Consecutive user and tool messages become one user message whose ``blocks`` are ``(tool_call_id, text)`` pairs in
-    arrival order, with None for the id of user text. Nothing is merged into a message that carries a task. Other messages
-    are kept.
+    arrival order, with None for the id of user text. Nothing is merged into a message that carries a task. Other
+    messages are kept.
     """
     merged: list[dict[str, Any]] = []
     for message in messages:
