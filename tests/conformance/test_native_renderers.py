@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from smg.models.profiles import ProfileRequest, apply_profile
 from smg.models.prompt import Piece, PromptError, RenderedPrompt, RenderRequest
 from smg.models.renderers import create_renderer, select_renderer
 from smg.models.renderers.deepseek_v4 import REVISION_0731_MARK
@@ -110,6 +111,43 @@ def test_kimi_k3_prompt(case: dict[str, Any]) -> None:
         assert rendered.pieces == expected
     assert rendered.uncounted == case["stub"]
     assert rendered.armed == (case["stub"] == "<|open|>think<|sep|>")
+
+
+def with_profile(body: dict[str, Any]) -> dict[str, Any]:
+    """The body after the request profile that the model's name selects."""
+    thinking = body.get("thinking") or {}
+    effort = body.get("reasoning_effort")
+    sampling = ("temperature", "top_p", "n", "frequency_penalty", "presence_penalty")
+    request = apply_profile(
+        body["model"],
+        ProfileRequest(
+            messages=body["messages"],
+            tools=body.get("tools"),
+            tool_choice=body.get("tool_choice"),
+            reasoning_effort=None if effort is None else str(effort),
+            thinking_type=thinking.get("type"),
+            thinking_effort=thinking.get("effort"),
+            template_kwargs=body.get("chat_template_kwargs") or {},
+            **{name: body.get(name) for name in sampling},
+        ),
+    )
+    return {
+        **body,
+        "reasoning_effort": request.reasoning_effort,
+        "thinking": {"type": request.thinking_type, "effort": request.thinking_effort},
+        "chat_template_kwargs": request.template_kwargs,
+    }
+
+
+@pytest.mark.parametrize("case", cases(*RENDERERS, profile=True))
+def test_prompt_under_a_profile(case: dict[str, Any]) -> None:
+    error = case.get("expect_error")
+    if error is not None and error["code"] != "process_messages_failed":
+        with pytest.raises(PromptError) as caught:
+            with_profile(case["request"])
+        assert caught.value.code == error["code"]
+        return
+    check(case, render_request(with_profile(case["request"]), case["renderer"]))
 
 
 @pytest.mark.parametrize("case", cases("kimi_k25_tools"))

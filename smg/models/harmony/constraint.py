@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smg.models.family import ToolSpec
+from smg.models.harmony.conversation import allowed_tools
 from smg.models.harmony.tokens import CHANNEL, CONSTRAIN, END, MESSAGE, START
 from smg.models.prompt import PromptError
 
@@ -59,14 +60,19 @@ def structural_tag(
         raise PromptError(
             "tool_choice names a function that is not in tools", "tool_choice_function_not_found", "tool_choice"
         )
-    allowed = isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools"
-    forced = single or tool_choice == "required" or (allowed and tool_choice.get("mode") == "required")
+    forced = single or tool_choice == "required" or _allowed_mode(tool_choice) == "required"
     schema = _schema(response_format)
     if forced and schema is not None:
         raise PromptError("a forced tool call and a JSON response format exclude each other", conflict_code)
     if forced and functions:
         return forced_calls_tag(functions, single=single)
     return None if schema is None else schema_tag(schema)
+
+
+def _allowed_mode(tool_choice: Any) -> Any:
+    if isinstance(tool_choice, dict) and tool_choice.get("type") == "allowed_tools":
+        return allowed_tools(tool_choice).get("mode")
+    return None
 
 
 def _schema(response_format: Any) -> Any:

@@ -93,7 +93,8 @@ def choose_functions(functions: Iterable[ToolSpec], tool_choice: Any) -> list[To
     names: set[str] | None = None
     if isinstance(tool_choice, dict):
         if tool_choice.get("type") == "allowed_tools":
-            names = {_choice_name(tool) for tool in tool_choice.get("tools") or () if isinstance(tool, dict)}
+            tools = allowed_tools(tool_choice).get("tools") or ()
+            names = {_choice_name(tool) for tool in tools if isinstance(tool, dict)}
         elif tool_choice.get("type") == "function":
             names = {_choice_name(tool_choice)}
     chosen: dict[str, ToolSpec] = {}
@@ -101,6 +102,13 @@ def choose_functions(functions: Iterable[ToolSpec], tool_choice: Any) -> list[To
         if names is None or function.name in names:
             chosen.setdefault(function.name, function)
     return list(chosen.values())
+
+
+def allowed_tools(tool_choice: dict[str, Any]) -> dict[str, Any]:
+    """The object that holds ``mode`` and ``tools`` of an ``allowed_tools`` choice: the choice itself, or its member of
+    that name, as Chat Completions nests it."""
+    nested = tool_choice.get("allowed_tools")
+    return nested if isinstance(nested, dict) else tool_choice
 
 
 def _choice_name(choice: dict[str, Any]) -> str:
