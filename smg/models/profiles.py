@@ -2,7 +2,8 @@
 
 A request for a model that carries a provider's name obeys the rules of that provider's own API, so a client that works
 there works here and mistakes are told early. Names are looked at per ``/``-separated segment; the first segment that
-belongs to a provider decides.
+belongs to a provider decides. Rules on how calls and their answers pair up are checked with the messages, in
+``smg.api``.
 """
 
 from __future__ import annotations
@@ -59,11 +60,6 @@ def provider_of(model: str) -> str:
     return ""
 
 
-def allows_root_role(model: str) -> bool:
-    """Whether messages may have the role ``root``."""
-    return provider_of(model) == "minimax"
-
-
 def apply_profile(model: str, request: ProfileRequest) -> ProfileRequest:
     """The request as the model's provider would read it. ``model`` is the canonical model name. Raises ``PromptError``
     with the provider's error code for a request that it refuses."""
@@ -81,7 +77,8 @@ def is_forced(tool_choice: Any) -> bool:
     """Whether a ``tool_choice`` demands a call: ``required``, a named function, or ``allowed_tools`` in that mode."""
     if isinstance(tool_choice, dict):
         if tool_choice.get("type") == "allowed_tools":
-            return tool_choice.get("mode") == "required"
+            nested = tool_choice.get("allowed_tools")
+            return (nested if isinstance(nested, dict) else tool_choice).get("mode") == "required"
         return True
     return bool(tool_choice == "required")
 
