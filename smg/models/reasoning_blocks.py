@@ -177,6 +177,13 @@ def kimi_k3_parser(armed: bool) -> ReasoningParser:
     return BlockParser(_KIMI_K3["reason" if armed else "plain"])
 
 
+def encode_kimi_k3(reasoning: str, content: str, armed: bool) -> str:
+    """A turn as the model writes it; ``armed``: the prompt holds the open think tag."""
+    think = f"{'' if armed else '<|open|>think<|sep|>'}{reasoning}<|close|>think<|sep|>"
+    answer = f"<|open|>response<|sep|>{content}<|close|>response<|sep|><|close|>message<|sep|>"
+    return (think if reasoning or armed else "") + answer
+
+
 # --------------------------------------------------------------------------------------------------
 # Inkling (typed blocks)
 
@@ -240,3 +247,10 @@ _INKLING = _inkling_states()
 def inkling_parser(armed: bool) -> ReasoningParser:
     """Typed blocks: headers and text-form calls vanish, JSON calls stay in the content with their control tokens."""
     return BlockParser(_INKLING["reason" if armed else "none"])
+
+
+def encode_inkling(reasoning: str, content: str, armed: bool) -> str:
+    """A turn as the model writes it; ``armed``: the prompt holds the open thinking block."""
+    think = f"{'' if armed else '<|message_model|><|content_thinking|>'}{reasoning}<|end_message|>"
+    answer = f"<|message_model|><|content_text|>{content}<|end_message|><|content_model_end_sampling|>"
+    return (think if reasoning or armed else "") + answer
