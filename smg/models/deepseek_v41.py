@@ -1,0 +1,77 @@
+"""DeepSeek V4.1: DSML with a space in front of every name, calls in a ``calls`` block.
+
+The model writes exactly two newlines between its answer and the block; they belong to neither. A block also ends a
+thought that was left open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smg.models.dsml import BAR, BREAK, dialect, encode_dsml
+from smg.models.family import Family, OutputParser, ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
+from smg.models.reasoning_blocks import deepseek_v41_parser
+from smg.models.structural import any_text, const, either, json_schema, sequence, tag, tags
+from smg.models.tagged import TaggedParser
+
+_FORMAT = dialect("calls", space=" ", blank_before=BREAK, bare_calls=True, comma=", ", colon=": ")
+_OPEN = _FORMAT.openers[0]
+
+
+def _parser(tools: Sequence[ToolSpec]) -> OutputParser:
+    return TaggedParser(_FORMAT, tools)
+
+
+def _encode(text: str, calls: Sequence[ToolCall]) -> str:
+    return encode_dsml(_FORMAT, text, calls)
+
+
+def _structural_tag(request: TagRequest) -> dict[str, Any]:
+    """Forces the names and the markup; the values follow their own type attribute, not the schema."""
+    text = any_text(_FORMAT.parameter_close, _FORMAT.invoke_close, _FORMAT.closer)
+    value = either([sequence(const('true">'), text), sequence(const('false">'), json_schema(True))])
+    key = sequence({"type": "regex", "pattern": '[^"]+'}, const('" string="'), value)
+    parameter = tag(f'{_FORMAT.parameter} name="', key, _FORMAT.parameter_close + "\n")
+    calls = [
+        tag(
+            f'{_FORMAT.invoke} name="{tool.name}">\n',
+            {"type": "star", "content": parameter},
+            _FORMAT.invoke_close + "\n",
+        )
+        for tool in request.tools
+        if tool.name
+    ]
+    return {"format": sequence(const(f"{BREAK}{_OPEN}\n"), tags(calls, ""), const(_FORMAT.closer))}
+
+
+FAMILY = Family(
+    name="deepseek_v41",
+    tools=(
+        ToolFormat(
+            name="deepseek_v41",
+            parser=_parser,
+            stems=(
+                "deepseek-v4.1",
+                "deepseek-v41",
+                "deepseek_v41",
+                "deepseek-ai/deepseek-v4.1",
+                "deepseek-ai/deepseek-v41",
+            ),
+            special_tokens=frozenset({BAR}),
+            structural_tag=_structural_tag,
+            tag_by_default=True,
+            encode=_encode,
+        ),
+    ),
+    reasoning=(
+        ReasoningFormat(
+            name="deepseek_v41",
+            rank=2,
+            patterns=("deepseek-v4.1", "deepseek_v41", "deepseek-v41"),
+            open="<think>",
+            close="</think>",
+            parser=deepseek_v41_parser,
+        ),
+    ),
+)

@@ -1,0 +1,57 @@
+"""Pieces of structural tags: the constraint language with which a forced call is generated in a model's own format.
+
+The values are plain dictionaries in the form xgrammar reads (``{"format": {"type": ...}}``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from smg.models.family import TagRequest
+
+Tag = dict[str, Any]
+
+
+def const(value: str) -> Tag:
+    return {"type": "const_string", "value": value}
+
+
+def sequence(*elements: Tag) -> Tag:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+def either(elements: Sequence[Tag]) -> Tag:
+    return {"type": "or", "elements": list(elements)}
+
+
+def any_text(*excludes: str) -> Tag:
+    return {"type": "any_text", "excludes": list(excludes)}
+
+
+def json_schema(schema: Any, style: str = "") -> Tag:
+    """A value of ``schema``; ``style`` names the notation when it isn't JSON."""
+    content = {"type": "json_schema", "json_schema": schema}
+    return {**content, "style": style} if style else content
+
+
+def tag(begin: str, content: Tag, end: str) -> Tag:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def tags(each: Sequence[Tag], separator: str) -> Tag:
+    """At least one of the tags, with ``separator`` between two."""
+    return {"type": "tags_with_separator", "tags": list(each), "separator": separator, "at_least_one": True}
+
+
+def triggered(triggers: Sequence[str], each: Sequence[Tag]) -> Tag:
+    """Free text, and in it at least one of the tags: each begins where one of ``triggers`` shows up."""
+    return {"type": "triggered_tags", "triggers": list(triggers), "tags": list(each), "at_least_one": True}
+
+
+def after_thought(calls: Tag, request: TagRequest, close: str, *excludes: str) -> Tag:
+    """The complete structural tag for ``calls``. When the prompt ends inside an open thought the model first has to end
+    it with ``close``; ``excludes`` keeps the markers of calls (and of thoughts) out of it."""
+    if not request.thinking:
+        return {"format": calls}
+    return {"format": sequence(tag("", any_text(*excludes), close), calls)}
