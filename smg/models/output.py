@@ -198,7 +198,8 @@ class ResponseParser:
                 released = event.text.startswith(self._pending_text)
                 self.reasoning_tokens += 1 + (self._pending if released else 0)
                 break
-        self._pending, self._pending_text = 0, ""
+        if self._pending:
+            self._pending, self._pending_text = 0, ""
 
     def _answer(self, text: str) -> list[ParserEvent]:
         if self._tool is not None:
@@ -206,6 +207,8 @@ class ResponseParser:
         return [ContentDelta(text)] if text else []
 
     def _chain(self, events: list[ParserEvent]) -> list[ParserEvent]:
+        if len(events) == 1 and type(event := events[0]) is ContentDelta:
+            return self._answer(event.text)
         out: list[ParserEvent] = []
         for event in events:
             if type(event) is ContentDelta:

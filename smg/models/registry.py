@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeVar
 
 from smg.models import (
@@ -130,6 +131,7 @@ class Selection:
 _UNSET = ParserNames()
 
 
+@lru_cache(maxsize=1024)
 def select_parsers(model: str, override: ParserNames = _UNSET, flags: ParserNames = _UNSET) -> Selection:
     """The parsers for the canonical name ``model``: per-model override, else the gateway's flag, else detection."""
     tool = override.tool or flags.tool
