@@ -50,7 +50,6 @@ class JsonSchema(Request):
     name: str
     schema: Any
     strict: bool | None = None
-    description: str | None = None
 
 
 class TextFormat(Request, tag_field="type", tag="text"):
@@ -227,19 +226,16 @@ def check_modalities(request: ChatRequest) -> None:
             raise refused("unsupported_output_modality", f"unsupported output modality '{modality}', only text is")
 
 
-def render_request(
-    request: ChatRequest, tools: list[dict[str, Any]], choice: ToolChoice | None, model: str
-) -> RenderRequest:
-    """The conversation for the prompt renderer. ``tools`` and ``choice`` come from ``validate``, ``model`` is the
-    canonical
-    name; the vendor's rules go by the name in the request. Raises ``ApiError``."""
+def render_request(request: ChatRequest, tools: list[dict[str, Any]], choice: ToolChoice | None) -> RenderRequest:
+    """The conversation for the prompt renderer. ``tools`` and ``choice`` come from ``validate``. The model name is
+    the one in the request: the vendor's rules go by it. Raises ``ApiError``."""
     if choice is None and tools:
         choice = AUTO
-    messages = message_dicts(request.messages, model, keep_tools=vendor_of(request.model) == "kimi")
+    messages = message_dicts(request.messages, request.model, keep_tools=vendor_of(request.model) == "kimi")
     raw_choice = choice.raw if choice is not None else None
     adapted = apply_rules(request.model, request, messages, tools, raw_choice)
     return RenderRequest(
-        model=model,
+        model=request.model,
         messages=messages,
         tools=visible(tools, choice) if choice is not None else None,
         tool_choice=raw_choice,
@@ -262,6 +258,4 @@ def response_format_value(response_format: ResponseFormat | None) -> Any:
     inner: dict[str, Any] = {"name": schema.name, "schema": schema.schema}
     if schema.strict is not None:
         inner["strict"] = schema.strict
-    if schema.description is not None:
-        inner["description"] = schema.description
     return {"type": "json_schema", "json_schema": inner}

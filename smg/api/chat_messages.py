@@ -117,7 +117,7 @@ def _content(content: Content | None, model: str) -> Any:
 
 
 def _calls(message: AssistantMessage) -> list[dict[str, Any]] | None:
-    if message.tool_calls:
+    if message.tool_calls is not None:
         return [
             {
                 "id": call.id,

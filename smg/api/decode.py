@@ -129,10 +129,9 @@ class BodyDecoder(Generic[T]):
     """Decodes request bodies of one API into ``model``.
 
     ``style`` is "api" or "extractor". ``unions`` names the nodes whose inside is not spelled out in ``param``: a
-    pattern that
-    matches such a node maps to the member names that are still reported below it. A field that is missing inside a
-    union is
-    reported as ``<node>.<field>``. ``special`` maps a param to the code it gets instead of the general one.
+    pattern that matches such a node maps to the member names that are still reported below it. A field that is
+    missing inside a union is reported as ``<node>.<field>``. ``opaque`` nodes are all-or-nothing: anything wrong
+    inside is ``invalid_type`` of the node. ``special`` maps a param to the code it gets instead of the general one.
     """
 
     def __init__(
@@ -142,11 +141,13 @@ class BodyDecoder(Generic[T]):
         style: str = "api",
         unions: Mapping[str, tuple[str, ...]] | None = None,
         special: Mapping[str, str] | None = None,
+        opaque: tuple[str, ...] = (),
     ) -> None:
         self._decode = msgspec.json.Decoder(model).decode
         self._style = style
         self._unions = [(re.compile(pattern), keep) for pattern, keep in (unions or {}).items()]
         self._special = dict(special or {})
+        self._opaque = opaque
 
     def decode(self, body: bytes, headers: Mapping[str, str]) -> T:
         """The typed request. Raises ``ApiError`` and nothing else."""
@@ -199,6 +200,9 @@ class BodyDecoder(Generic[T]):
             # Validation runs ahead of the end of the text: what follows the offending value may not be JSON at all.
             path, value = re.sub(r"^\$\.?", "", found[1]) if found else "", None
         code, member = _code(text, value)
+        node = next((name for name in self._opaque if path.startswith((name, f"{name}."))), None)
+        if node is not None:
+            return self._shape_error("invalid_type", text, node)
         param = self._param(path, member)
         code = self._special.get(param or "", code)
         return self._shape_error(code, text, param)

@@ -72,6 +72,20 @@ def apply_rules(
         raise invalid(error.code, error.message, error.param) from None
 
 
+def apply_turn_rules(
+    model: str, messages: list[dict[str, Any]], effort: str | None, tool_choice: Any
+) -> tuple[str | None, dict[str, Any]]:
+    """``(effort, template variables)`` of a turn of a session, as the vendor reads them. Raises ``ApiError``."""
+    if vendor_of(model) not in ("deepseek", "kimi", "glm"):
+        return effort, {}
+    plain = ProfileRequest(messages=messages, tool_choice=tool_choice, reasoning_effort=effort)
+    try:
+        adapted = apply_profile(model, plain)
+    except PromptError as error:
+        raise invalid(error.code, error.message, error.param) from None
+    return adapted.effort, adapted.template_kwargs
+
+
 def _check_openai(request: ChatRequest) -> None:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("invalid_parameter_combination", "'max_tokens' and 'max_completion_tokens' cannot both be set")

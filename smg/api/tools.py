@@ -57,6 +57,11 @@ REQUIRED = ToolChoice("required", raw="required")
 _WORDS = {"auto": AUTO, "none": NONE, "required": REQUIRED}
 
 
+def parse_word(word: str) -> ToolChoice:
+    """The choice for "auto", "none" or "required"."""
+    return _WORDS[word]
+
+
 def type_error(param: str, text: str) -> ApiError:
     """The error of a member with the wrong JSON type."""
     return ApiError(400, "invalid_type", f"Invalid JSON data: {param}: {text}", param)
