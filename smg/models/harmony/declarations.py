@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Any
 
 from smg.models.family import ToolSpec
+from smg.models.renderers.common import compact_json
 
 _MAX_DEPTH = 32
 _NESTED = "    "
@@ -45,7 +45,7 @@ def _lines(text: str) -> list[str]:
 
 def _json(value: Any) -> str:
     """Compact JSON with numbers as ``1e-7`` and ``1e22``."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    text = compact_json(value)
     return _EXPONENT.sub(r"e\1\2", text) if isinstance(value, float) else text
 
 

@@ -60,13 +60,20 @@ class PromptBuilder:
 
 
 def compact_json(value: Any, *, sort_keys: bool = False) -> str:
-    """JSON with ``,`` and ``:`` and raw non-ASCII text."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
+    """JSON with ``,`` and ``:`` and raw non-ASCII text. Raises ``PromptError`` for nesting too deep to print."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=sort_keys)
+    except RecursionError as error:
+        raise PromptError("JSON value is nested too deeply") from error
 
 
 def spaced_json(value: Any) -> str:
-    """JSON as Python's ``json.dumps(value, ensure_ascii=False)``: ``", "`` and ``": "``, input key order."""
-    return json.dumps(value, ensure_ascii=False)
+    """JSON as Python's ``json.dumps(value, ensure_ascii=False)``: ``", "`` and ``": "``, input key order. Raises
+    ``PromptError`` for nesting too deep to print."""
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise PromptError("JSON value is nested too deeply") from error
 
 
 def _refuse_constant(name: str) -> NoReturn:

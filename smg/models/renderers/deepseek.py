@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from smg.models.prompt import Piece
 from smg.models.renderers.common import PromptBuilder, spaced_json
 
 BOS = "<｜begin▁of▁sentence｜>"
@@ -94,9 +93,6 @@ class DeepSeekPrompt(PromptBuilder):
         self.text(opener)
         self.control(DSML)
         self.text(name + rest)
-
-    def finish(self) -> list[Piece]:
-        return super().finish()
 
 
 # Tokens that can stand inside a thought without ending it.

@@ -101,13 +101,26 @@ class _Encoder:
         self.last = last
         self.open_end = add_generation_prompt
         self.prompt = DeepSeekPrompt()
+        # Calls of the assistant message that the running tool messages answer, and how many of them are answered.
+        self.calls = 0
+        self.answered = 0
 
     def run(self) -> DeepSeekPrompt:
+        encoders = {
+            "system": self._system,
+            "developer": self._developer,
+            "user": self._user,
+            "tool": self._tool,
+            "assistant": self._assistant,
+        }
         for index, message in enumerate(self.messages):
-            encode = getattr(self, "_" + message["role"], None) if message["role"] in _ROLES else None
-            if encode is None:
-                raise PromptError(f"DeepSeek-V3.2 has no role {message['role']!r}")
-            encode(index, message)
+            role = message["role"]
+            if role not in encoders:
+                raise PromptError(f"DeepSeek-V3.2 has no role {role!r}")
+            if role != "tool":
+                self.calls = len(tool_calls(message)) if role == "assistant" else 0
+                self.answered = 0
+            encoders[role](index, message)
         return self.prompt
 
     def _declarations(self, message: dict[str, Any]) -> None:
@@ -143,17 +156,14 @@ class _Encoder:
         self._assistant_header(index)
 
     def _tool(self, index: int, message: dict[str, Any]) -> None:
-        caller = index - 1
-        while caller >= 0 and self.messages[caller]["role"] == "tool":
-            caller -= 1
-        calls = len(tool_calls(self.messages[caller])) if caller >= 0 else 0
-        number = index - caller
-        if number > calls:
+        self.answered += 1
+        number = self.answered
+        if number > self.calls:
             raise PromptError("a tool message has no matching tool call before it")
         if number == 1:
             self.prompt.text("\n\n<function_results>")
         self.prompt.text(f"\n<result>{content_text(message, chr(10))}</result>")
-        if number == calls:
+        if number == self.calls:
             self.prompt.text("\n</function_results>\n\n")
             if self.open_end or index + 1 < len(self.messages):
                 self.prompt.think_tag(self.thinking and index >= self.last)
@@ -170,9 +180,6 @@ class _Encoder:
         if calls:
             self.prompt.call_block(NAMES, [(call_name(call), _parameters(call)) for call in calls])
         self.prompt.control(EOS)
-
-
-_ROLES = frozenset({"system", "developer", "user", "tool", "assistant"})
 
 
 class DeepSeekV32Renderer:

@@ -6,6 +6,7 @@ supplied text can become a control token and no token spans two pieces.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +75,20 @@ def _json_type(value: Any) -> str:
     return "array" if isinstance(value, list) else "number"
 
 
+@functools.lru_cache(maxsize=64)
+def _word(text: str) -> Piece:
+    """The piece of a tag or attribute name: one of few texts."""
+    return Piece(text, trusted=False)
+
+
+_OPEN = Piece(OPEN)
+_CLOSE = Piece(CLOSE)
+_SEPARATOR = Piece(SEPARATOR)
+_END_OF_MESSAGE = Piece(END_OF_MESSAGE)
+_EQUALS = _word('="')
+_QUOTE = _word('"')
+
+
 class _Markup:
     """A list of pieces with the tags of XTML."""
 
@@ -84,23 +99,17 @@ class _Markup:
         if text:
             self.pieces.append(Piece(text, trusted=False))
 
-    def control(self, token: str) -> None:
-        self.pieces.append(Piece(token))
-
     def open(self, tag: str, attributes: _Attributes = ()) -> None:
-        self.control(OPEN)
-        self.text(tag)
+        pieces = self.pieces
+        pieces += (_OPEN, _word(tag))
         for key, value in attributes:
-            self.text(" " + key)
-            self.text('="')
+            pieces += (_word(" " + key), _EQUALS)
             self.text(value.replace("&", "&amp;").replace('"', "&quot;"))
-            self.text('"')
-        self.control(SEPARATOR)
+            pieces.append(_QUOTE)
+        pieces.append(_SEPARATOR)
 
     def close(self, tag: str) -> None:
-        self.control(CLOSE)
-        self.text(tag)
-        self.control(SEPARATOR)
+        self.pieces += (_CLOSE, _word(tag), _SEPARATOR)
 
     def element(self, tag: str, attributes: _Attributes, *texts: str) -> None:
         self.open(tag, attributes)
@@ -110,7 +119,7 @@ class _Markup:
 
     def end_message(self) -> None:
         self.close("message")
-        self.control(END_OF_MESSAGE)
+        self.pieces.append(_END_OF_MESSAGE)
 
     def message(self, attributes: _Attributes, *texts: str) -> None:
         self.open("message", attributes)
