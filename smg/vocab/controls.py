@@ -1,0 +1,87 @@
+"""Find added tokens in text: which ones there are, where they stand, and a cheap test for "none here"."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+# More distinct token beginnings than this and testing each of them costs more than running the pattern.
+_MAX_PREFIXES = 12
+
+
+class AddedToken(NamedTuple):
+    """A token that is matched in text before the vocabulary's own rules apply.
+
+    ``special``: stripped from output. ``exact``: matched as written, without swallowing white space around it and
+    without word-boundary rules. ``normalized``: matched in normalized text."""
+
+    id: int
+    text: str
+    special: bool
+    exact: bool = True
+    normalized: bool = False
+
+
+def alternation(words: Iterable[str]) -> str:
+    """A regular expression that matches the longest of ``words`` at a position. Words with a common beginning share a
+    branch: a vocabulary may have a thousand placeholders that differ in one digit, and the pattern is run at every
+    ``<`` of a prompt."""
+    trie: dict[str, Any] = {}
+    for word in words:
+        node = trie
+        for character in word:
+            node = node.setdefault(character, {})
+        node[""] = {}
+    return _branch(trie)
+
+
+def _branch(node: dict[str, Any]) -> str:
+    ends = "" in node
+    choices = []
+    for character, child in node.items():
+        if character:
+            # Chains of single children are written out flat, which keeps the nesting of groups shallow.
+            text = re.escape(character)
+            while len(child) == 1 and "" not in child:
+                character, child = next(iter(child.items()))
+                text += re.escape(character)
+            choices.append(text + (_branch(child) if len(child) > 1 or "" not in child else ""))
+    if not choices:
+        return ""
+    if len(choices) == 1 and not ends:
+        return choices[0]
+    return "(?:" + "|".join(choices) + ")" + ("?" if ends else "")
+
+
+class TextFinder:
+    """Finds any of a fixed set of texts, leftmost and longest."""
+
+    __slots__ = ("_prefixes", "pattern")
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.pattern: re.Pattern[str] | None = re.compile(alternation(texts)) if texts else None
+        prefixes = {text[:2] for text in texts}
+        self._prefixes = tuple(prefixes) if 0 < len(prefixes) <= _MAX_PREFIXES else ()
+
+    def search(self, text: str) -> bool:
+        """Whether one of the texts occurs."""
+        if self.pattern is None:
+            return False
+        if self._prefixes:
+            for prefix in self._prefixes:
+                if prefix in text:
+                    break
+            else:
+                return False
+        return self.pattern.search(text) is not None
+
+
+class JsonFinder(TextFinder):
+    """Finds texts in the JSON form of a value (written without escaping non-ASCII)."""
+
+    __slots__ = ()
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__([json.dumps(text, ensure_ascii=False)[1:-1] for text in texts])
