@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -140,7 +139,7 @@ class SimEngine:
         self._running: dict[str, Generation] = {}
         self._waiting: deque[Generation] = deque()
         self._wake = asyncio.Event()
-        self._counted, self._counted_at = 0, time.monotonic()
+        self._counted, self._counted_at = 0, 0.0
 
     # ---- requests
 
@@ -314,9 +313,10 @@ class SimEngine:
         due = loop.time()
         while True:
             if not self._running and not self._waiting:
+                self.throughput = 0.0
                 self._wake.clear()
                 await self._wake.wait()
-                due = loop.time()
+                self._counted, self._counted_at, due = 0, loop.time(), loop.time()
             prefilled_at = self._step(loop.time())
             if prefilled_at is not None:
                 self._wake.clear()

@@ -192,7 +192,7 @@ class _Walk:
         pool = closers if closers and (closing or self._rng.random() < 0.75) else allowed
         visible = [token for token in pool if texts[token].strip()] or pool
         first = texts[self._rng.choice(visible)]
-        fitting = [token for token in visible if texts[token].startswith(first)]
+        fitting = [token for token in visible if texts[token].startswith(first) or first.startswith(texts[token])]
         # A token that goes on behind a quote has begun the string: keep its first words for free choice.
         return self._longest([token for token in fitting if texts[token].endswith(b'"')] or fitting)
 

@@ -51,7 +51,7 @@ def compose(prompt_tail: str, rng: random.Random) -> str:
     words = words_of(prompt_tail)
 
     def say(choices: Sequence[str]) -> str:
-        return rng.choice(choices).format(rng.choice(words), rng.choice(words))
+        return rng.choice(choices).format(*rng.sample(words, 2))
 
     thought = say(THOUGHTS) + "\n</think>\n\n" if OPEN_THINKING.search(prompt_tail) else ""
     middle = [say(SENTENCES) for _ in range(rng.randrange(1, MAX_SENTENCES - 1))]
