@@ -52,21 +52,6 @@ from smg.models.registry import (
     unstarted,
 )
 
-# Reasoning formats of models whose template or renderer has a thinking toggle.
-TOGGLED = frozenset(
-    {
-        "deepseek_v31",
-        "deepseek_v4",
-        "deepseek_v41",
-        "glm45",
-        "kimi_k25",
-        "kimi_k3",
-        "minimax_m3",
-        "nano_v3",
-        "qwen3",
-    }
-)
-
 
 class Line(msgspec.Struct):
     """One line of input."""
@@ -204,7 +189,7 @@ def _start(line: Line, declared: ReasoningFormat | None) -> tuple[bool, str | No
     if line.starts_in_reasoning is not None:
         name = declared.name if line.starts_in_reasoning else unstarted(declared).name
         return line.starts_in_reasoning, name
-    return line.thinking is True and declared.name in TOGGLED, declared.name
+    return line.thinking is True and declared.thinking_toggle, declared.name
 
 
 @click.command("parse")

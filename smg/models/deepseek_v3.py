@@ -131,6 +131,7 @@ FAMILY = Family(
             patterns=("deepseek-v3.1", "deepseek-v3-1"),
             open="<think>",
             close="</think>",
+            thinking_toggle=True,
         ),
     ),
 )

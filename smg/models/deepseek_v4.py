@@ -43,6 +43,7 @@ FAMILY = Family(
             patterns=("deepseek-v4", "deepseek_v4"),
             open="<think>",
             close="</think>",
+            thinking_toggle=True,
         ),
     ),
 )

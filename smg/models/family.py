@@ -64,8 +64,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class TagRequest:
-    """What a structural tag must force: at least one call of ``tools`` (already filtered by ``tool_choice``), several if
-    ``parallel``. ``thinking`` True means the prompt ended inside an open reasoning block."""
+    """What a structural tag must force: at least one call of ``tools`` (already filtered by ``tool_choice``), several
+    if ``parallel``. ``thinking`` True means the prompt ended inside an open reasoning block."""
 
     tools: Sequence[ToolSpec]
     parallel: bool = True
@@ -76,13 +76,12 @@ class TagRequest:
 class ToolFormat:
     """A tool-call format under its registered name.
 
-    ``stems`` are lower-case substrings of model names; the longest that matches over all formats wins.
-    ``parser`` makes a fresh machine for one choice; it gets the declared tools (may be empty).
-    ``special_tokens`` are the markers of the format that are control tokens in its vocabularies.
-    ``structural_tag`` builds the constraint in the format itself, as an xgrammar structural-tag object.
-    ``tag_by_default``: a forced call uses that tag when the parser was set by flag or override; other formats are forced
-    with a JSON schema unless ``--tool-constraint native`` is given.
-    ``encode`` writes calls the way the model would (text before the calls, the calls).
+    ``stems`` are lower-case substrings of model names; the longest that matches over all formats wins. ``parser``
+    makes a fresh machine for one choice; it gets the declared tools (may be empty). ``special_tokens`` are the
+    markers of the format that are control tokens in its vocabularies. ``structural_tag`` builds the constraint in the
+    format itself, as an xgrammar structural-tag object. ``tag_by_default``: a forced call uses that tag when the
+    parser was set by flag or override; other formats are forced with a JSON schema unless ``--tool-constraint
+    native`` is given. ``encode`` writes calls the way the model would (text before the calls, the calls).
     """
 
     name: str
@@ -98,10 +97,12 @@ class ToolFormat:
 class ReasoningFormat:
     """A reasoning format under its registered name.
 
-    Tag formats give ``open`` and ``close`` and are run by the shared machine; others give ``parser``, a factory that takes
-    ``armed`` (True: the first token is already reasoning). ``patterns`` are lower-case substrings of model names; ``rank`` orders
-    the search (the first match in rank order wins). ``needs_special_tokens``: decode with special tokens kept.
-    ``encode`` writes (reasoning, content) the way the model would; ``armed`` as in the parser.
+    ``open`` and ``close`` are the markers around a thought. With nothing more to say a format is run by the shared tag
+    machine; others also give ``parser``, a factory that takes ``armed`` (True: the first token is already reasoning).
+    ``patterns`` are lower-case substrings of model names; ``rank`` orders the search (the first match in rank order
+    wins). ``needs_special_tokens``: decode with special tokens kept. ``thinking_toggle``: requests can turn the
+    thoughts of these models on and off. ``encode`` writes (reasoning, content) the way the model would; ``armed`` as
+    in the parser.
     """
 
     name: str
@@ -111,6 +112,7 @@ class ReasoningFormat:
     close: str = ""
     starts_in_reasoning: bool = False
     needs_special_tokens: bool = False
+    thinking_toggle: bool = False
     special_tokens: frozenset[str] = frozenset()
     parser: Callable[[bool], ReasoningParser] | None = None
     encode: Callable[[str, str, bool], str] | None = None

@@ -174,6 +174,7 @@ FAMILY = Family(
             patterns=("kimi-k2.5",),
             open="<think>",
             close="</think>",
+            thinking_toggle=True,
             parser=ThinkingParser,
         ),
         ReasoningFormat(name="kimi", rank=11, patterns=("kimi",), open="◁think▷", close="◁/think▷"),

@@ -15,6 +15,7 @@ FAMILY = Family(
             patterns=("nemotron-nano", "nemotron-super", "nano-v3", "nemotron-3"),
             open="<think>",
             close="</think>",
+            thinking_toggle=True,
         ),
     ),
 )

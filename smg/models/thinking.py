@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from smg.models.family import ReasoningFormat
 from smg.models.prompt import PromptError, RenderedPrompt, RenderRequest
-from smg.models.registry import PASSTHROUGH, unstarted
+from smg.models.registry import PASSTHROUGH, REASONING_PARSERS, reasoning_format, unstarted
 
 # The conversation that a template is probed with; no template contains this text.
 PROBE_TEXT = "What is 6 times 7? (thinking switch probe)"
@@ -26,19 +26,19 @@ _KEYS = (MODE_KEY, "enable_thinking", "thinking")
 _MODE_WORDS = {True: "enabled", False: "disabled"}
 
 THINK_TAGS = ("<think>", "</think>")
-# Open and close markers of the formats that are not declared as a pair of tags.
-_BLOCK_MARKERS = {
-    "deepseek_v41": THINK_TAGS,
-    "minimax_m3": ("<mm:think>", "</mm:think>"),
-    "kimi_k3": ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
-    "inkling": ("<|content_thinking|>", "<|end_message|>"),
-}
-
 # Variables that a request cannot replace. Renderers add their special tokens.
 RESERVED_KWARGS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 
 # How much of a prompt's end is looked at.
 _TAIL = 2048
+
+
+def markers_of(declared: ReasoningFormat | None) -> tuple[str, str]:
+    """Open and close marker of a format as a prompt would end with them."""
+    return (declared.open, declared.close) if declared is not None and declared.open else THINK_TAGS
+
+
+_MARKERS = tuple(dict.fromkeys(markers_of(reasoning_format(name)) for name in REASONING_PARSERS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,18 +131,6 @@ def _open_tails(texts: Iterable[str]) -> tuple[str, ...]:
             if at > tail.rfind(closing) and tail[at:].strip() != opening:
                 tails.add(tail[at:])
     return tuple(sorted(tails))
-
-
-_MARKERS = (*_BLOCK_MARKERS.values(), ("◁think▷", "◁/think▷"), ("<|START_THINKING|>", "<|END_THINKING|>"))
-
-
-def markers_of(declared: ReasoningFormat | None) -> tuple[str, str]:
-    """Open and close marker of a format as a prompt would end with them."""
-    if declared is None:
-        return THINK_TAGS
-    if declared.open:
-        return declared.open, declared.close
-    return _BLOCK_MARKERS.get(declared.name, THINK_TAGS)
 
 
 def preference(thinking_type: str | None, effort: str | None) -> bool | None:
