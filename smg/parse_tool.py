@@ -132,7 +132,7 @@ def _answer(text: str | bytes, events: bool) -> dict[str, Any]:
         parser = ResponseParser(plan_of(line))
     except (ApiError, PromptError) as error:
         return {"id": identity, "error": error.message}
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.MsgspecError) as error:
         return {"id": identity, "error": str(error) or type(error).__name__}
     answer = _Answer()
     deltas = [answer.add(parser, parser.feed(chunk)) for chunk in chunks]
