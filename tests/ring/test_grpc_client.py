@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import signal
-import socket
+import shutil
 import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -16,95 +14,27 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from sim_worker import ENDLESS, PROMPT, VOCABULARY, Collector, client_of, eventually, free_port, run, start, worker
 
 from smg.engines.base import Delta, EngineError, EngineRequest, Sampling
+from smg.engines.grpc.channel import TlsOptions, target_of
 from smg.engines.grpc.client import GrpcWorkerClient
-from smg.engines.grpc.codecs import CODECS, codec_for
-from smg.engines.grpc.pb import common_pb2, vllm_engine_pb2
-from smg.engines.grpc.probe import WorkerAdmin, probe
+from smg.engines.grpc.codecs import CODECS
+from smg.engines.grpc.pb import vllm_engine_pb2
 from smg.simengine.core import SimEngine, SimOptions
 from smg.simengine.grpc.front import GrpcFront
 from smg.simengine.script import Failure, Output, Script
-from smg.simengine.vocabulary import SHIPPED_MODEL, Vocabulary
 
 KINDS = tuple(CODECS)
-VOCABULARY = Vocabulary.load(SHIPPED_MODEL)
-PROMPT = VOCABULARY.encode("<|turn|>user\nWhat do whales eat in winter?<|end|>\n<|turn|>assistant\n")
-LIMIT = 20.0  # seconds; generous, for a busy machine
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), LIMIT))
-
-
-async def eventually(condition: Callable[[], bool]) -> float:
-    """Wait until ``condition`` holds; seconds it took. Fails with the test's own time limit."""
-    start = time.monotonic()
-    while not condition():
-        await asyncio.sleep(0.001)
-    return time.monotonic() - start
-
-
-class Collector:
-    """A sink that keeps what it gets; ``first`` is set by the first delta, ``closed`` at the end."""
-
-    def __init__(self) -> None:
-        self.deltas: list[Delta] = []
-        self.errors: list[EngineError] = []
-        self.ends = 0
-        self.first = asyncio.Event()
-        self.closed = asyncio.Event()
-
-    def on_delta(self, delta: Delta) -> None:
-        self.deltas.append(delta)
-        self.first.set()
-
-    def on_end(self) -> None:
-        self.ends += 1
-        self.closed.set()
-
-    def on_error(self, error: EngineError) -> None:
-        self.errors.append(error)
-        self.closed.set()
-
-    def ids(self, index: int = 0) -> list[int]:
-        return [token for delta in self.deltas if delta.index == index for token in delta.token_ids]
-
-
-@asynccontextmanager
-async def worker(
-    kind: str, options: SimOptions | None = None, script: Script | None = None
-) -> AsyncIterator[tuple[SimEngine, str]]:
-    engine = SimEngine(VOCABULARY, options, script)
-    front = GrpcFront(engine, kind, "sim")
-    port = await front.start("127.0.0.1", 0)
-    steps = asyncio.create_task(engine.run())
-    try:
-        yield engine, f"grpc://127.0.0.1:{port}"
-    finally:
-        await front.stop()
-        steps.cancel()
-
-
-@asynccontextmanager
-async def client_of(kind: str, url: str) -> AsyncIterator[GrpcWorkerClient]:
-    client = GrpcWorkerClient(url, kind)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-def start(
-    client: GrpcWorkerClient, *, stream: bool, sampling: Sampling | None = None, name: str = "r-1", **options: Any
-) -> tuple[Collector, Any]:
-    sink = Collector()
-    request = EngineRequest(name, "chat", "text", PROMPT, stream, sampling or Sampling())
-    call = client.generate(name, client.codec.encode(request), sink, streaming=stream, **options)
-    return sink, call
-
-
-ENDLESS = Sampling(ignore_eos=True, max_tokens=4000)
+def test_worker_addresses() -> None:
+    assert target_of("grpc://host:50051") == "host:50051"
+    assert target_of("grpcs://host") == "host:443"
+    assert target_of("grpc://[::1]:7") == "[::1]:7"
+    for url in ("http://host:1", "grpc://", "host:1", "ipc:///x"):
+        with pytest.raises(ValueError, match="not a gRPC worker URL"):
+            target_of(url)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -221,13 +151,6 @@ def test_refused_requests() -> None:
     run(test)
 
 
-def free_port() -> int:
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        port: int = probe_socket.getsockname()[1]
-        return port
-
-
 def test_no_worker_is_unavailable_quickly_and_found_again() -> None:
     async def test() -> None:
         port = free_port()
@@ -338,163 +261,129 @@ def test_embeddings() -> None:
     run(test)
 
 
-# ---- what the router asks
+# ---- what the engine is told about calls that end badly
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_probe_finds_the_kind(kind: str) -> None:
-    async def test() -> None:
-        async with worker(kind, SimOptions(dp_size=2)) as (_, url):
-            facts = await probe(url)
-            assert facts == await probe(url, kind)
-        assert (facts.kind, facts.model_id) == (kind, "sim")
-        assert (facts.context_length, facts.vocab_size) == (VOCABULARY.context_length, VOCABULARY.size)
-        if kind != "trtllm":
-            assert facts.eos_token_ids == VOCABULARY.eos_ids
-            assert facts.model_path == str(SHIPPED_MODEL)
-        if kind in ("vllm", "sglang", "tokenspeed"):
-            assert (facts.dp_size, facts.block_size) == (2, 16)
-            assert '"top_k"' in facts.default_sampling_params
+@asynccontextmanager
+async def scripted_worker(
+    messages: list[bytes], failure: grpc.StatusCode | None = None, credentials: grpc.ServerCredentials | None = None
+) -> AsyncIterator[tuple[list[str], int]]:
+    """A vLLM service that answers every Generate with ``messages`` and then ``failure``; yields the ids it is told to
+    abort, and its port."""
+    aborted: list[str] = []
 
-    run(test)
+    async def generate(payload: bytes, context: Any) -> AsyncIterator[bytes]:
+        for message in messages:
+            yield message
+        if failure is not None:
+            await context.abort(failure, "broken")
 
+    async def abort(payload: bytes, context: Any) -> bytes:
+        aborted.extend(vllm_engine_pb2.AbortRequest.FromString(payload).request_ids)
+        return b""
 
-def test_probe_of_nothing_and_of_something_else() -> None:
-    async def test() -> None:
-        with pytest.raises(EngineError) as caught:
-            await probe(f"grpc://127.0.0.1:{free_port()}")
-        assert caught.value.code == "UNAVAILABLE"
-        server = grpc.aio.server()
+    server = grpc.aio.server()
+    handlers = {
+        "Generate": grpc.unary_stream_rpc_method_handler(generate),
+        "Abort": grpc.unary_unary_rpc_method_handler(abort),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(vllm_engine_pb2.SERVICE, handlers),))
+    if credentials is None:
         port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        with pytest.raises(EngineError) as caught:
-            await probe(f"grpc://127.0.0.1:{port}")
-        assert caught.value.code == "UNIMPLEMENTED"
-        await server.stop(None)
-
-    run(test)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_loads_and_flush(kind: str) -> None:
-    async def test() -> None:
-        async with worker(kind, SimOptions(step_ms=2)) as (engine, url), client_of(kind, url) as client:
-            admin = WorkerAdmin(url)
-            if not codec_for(kind).supports_loads:
-                for call in (admin.loads(), admin.flush_cache()):
-                    with pytest.raises(EngineError) as caught:
-                        await call
-                    assert caught.value.code == "UNIMPLEMENTED"
-            else:
-                sink, _ = start(client, stream=True, sampling=ENDLESS)
-                await sink.first.wait()
-                report = await admin.loads()
-                (load,) = report.loads
-                assert (load.num_running_reqs, load.num_waiting_reqs) == (1, 0)
-                assert load.num_used_tokens > len(PROMPT)
-                assert load.max_running_requests == 256
-                assert len(engine.cache) > 0
-                assert (await admin.flush_cache()).success
-                assert len(engine.cache) == 0
-            assert admin.kind == kind
-            await admin.close()
-
-    run(test)
-
-
-@pytest.mark.parametrize("kind", ["vllm", "sglang", "trtllm", "tokenspeed", "mlx"])
-def test_profiler_that_is_not_there(kind: str) -> None:
-    async def test() -> None:
-        async with worker(kind) as (_, url):
-            admin = WorkerAdmin(url, kind)
-            for call in (admin.start_profile({"num_steps": 3}), admin.stop_profile()):
-                with pytest.raises(EngineError) as caught:
-                    await call
-                assert caught.value.code == "UNIMPLEMENTED"
-            await admin.close()
-
-    run(test)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_tokenizer_comes_over_the_wire(kind: str, tmp_path: Path) -> None:
-    async def test() -> None:
-        async with worker(kind) as (_, url):
-            admin = WorkerAdmin(url)
-            assert await admin.fetch_tokenizer(tmp_path / "tok") == tmp_path / "tok"
-            with pytest.raises(EngineError, match="exceeds 1000 bytes"):
-                await admin.fetch_tokenizer(tmp_path / "small", max_bytes=1000)
-            await admin.close()
-        fetched = Vocabulary.load(tmp_path / "tok")
-        assert fetched.encode("whales eat") == VOCABULARY.encode("whales eat")
-
-    run(test)
-
-
-@pytest.mark.parametrize("digest", ["", "00" * 32])
-def test_tokenizer_with_the_wrong_hash_is_refused(digest: str, tmp_path: Path) -> None:
-    async def tokenizer(payload: bytes, context: Any) -> AsyncIterator[bytes]:
-        yield common_pb2.GetTokenizerChunk(data=VOCABULARY.bundle(), sha256=digest).SerializeToString()
-
-    async def test() -> None:
-        server = grpc.aio.server()
-        handlers = {"GetTokenizer": grpc.unary_stream_rpc_method_handler(tokenizer)}
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(vllm_engine_pb2.SERVICE, handlers),))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        admin = WorkerAdmin(f"grpc://127.0.0.1:{port}", "vllm")
-        with pytest.raises(EngineError) as caught:
-            await admin.fetch_tokenizer(tmp_path / "tok")
-        assert caught.value.code == "DATA_LOSS"
-        assert not (tmp_path / "tok").exists()
-        await admin.close()
-        await server.stop(None)
-
-    run(test)
-
-
-# ---- the command
-
-
-COMMAND = [sys.executable, "-c", "from smg.simengine.cli import sim_engine_command; sim_engine_command()"]
-
-
-def launch(*options: str) -> tuple[subprocess.Popen[str], str]:
-    """Start the command; the process and the URL its ready line names."""
-    process = subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("sim-engine ready: "), line
-    return process, line.rsplit("url=", 1)[1].strip()
-
-
-def test_command_serves_and_ends_on_sigterm() -> None:
-    process, url = launch("--kind", "vllm", "--model-name", "named", "--port", "0")
+    else:
+        port = server.add_secure_port("localhost:0", credentials)
+    await server.start()
     try:
-        facts = asyncio.run(probe(url))
-        assert (facts.kind, facts.model_id) == ("vllm", "named")
+        yield aborted, port
     finally:
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=LIMIT) == 0
-        assert process.stdout is not None
-        process.stdout.close()
+        await server.stop(None)
 
 
-def test_worker_that_vanishes_is_unavailable() -> None:
-    process, url = launch("--kind", "sglang", "--vanish-at-token", "3", "--step-ms", "2")
+def vllm_chunk(*ids: int) -> bytes:
+    chunk = vllm_engine_pb2.GenerateStreamChunk(token_ids=ids)
+    return vllm_engine_pb2.GenerateResponse(chunk=chunk).SerializeToString()
 
+
+def vllm_complete(reason: str) -> bytes:
+    complete = vllm_engine_pb2.GenerateComplete(output_ids=[1], finish_reason=reason)
+    return vllm_engine_pb2.GenerateResponse(complete=complete).SerializeToString()
+
+
+class AbortingOnFailure(Collector):
+    """A sink that aborts its call as soon as the engine calls it failed."""
+
+    call: Any = None
+
+    def on_delta(self, delta: Delta) -> None:
+        super().on_delta(delta)
+        if delta.finish_reason == "error":
+            self.call.abort()
+            self.closed.set()
+
+
+@pytest.mark.parametrize("sink_class", [Collector, AbortingOnFailure])
+@pytest.mark.parametrize(
+    ("messages", "failure", "stream", "told"),
+    [
+        ([vllm_chunk(1), vllm_complete("stop")], None, True, False),
+        ([vllm_complete("stop")], None, False, False),
+        ([vllm_chunk(1), vllm_complete("error")], None, True, True),
+        ([vllm_complete("error")], None, False, True),
+        ([vllm_chunk(1)], grpc.StatusCode.INTERNAL, True, True),
+        ([], grpc.StatusCode.INTERNAL, True, False),
+        ([], grpc.StatusCode.INTERNAL, False, False),
+        ([vllm_chunk(1), b"\xff\xff"], None, True, True),
+    ],
+)
+def test_engine_is_told_of_failed_generations(
+    messages: list[bytes], failure: grpc.StatusCode | None, stream: bool, told: bool, sink_class: type[Collector]
+) -> None:
     async def test() -> None:
-        async with client_of("sglang", url) as client:
-            sink, _ = start(client, stream=True, sampling=ENDLESS)
+        async with scripted_worker(messages, failure) as (aborted, port):
+            client = GrpcWorkerClient(f"grpc://127.0.0.1:{port}", "vllm")
+            sink = sink_class()
+            request = client.codec.encode(EngineRequest("r-1", "chat", "", PROMPT, stream, Sampling()))
+            call = client.generate("r-1", request, sink, streaming=stream)
+            if isinstance(sink, AbortingOnFailure):
+                sink.call = call
             await sink.closed.wait()
-        assert [error.code for error in sink.errors] == ["UNAVAILABLE"]
-        assert len(sink.ids()) <= 3
+            await client.close()  # lets what it has to say go out
+            assert aborted == (["r-1"] if told else [])
+            assert sink.ends + len(sink.errors) <= 1
 
-    try:
-        run(test)
-        assert process.wait(timeout=LIMIT) == 70
-    finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+    run(test)
+
+
+# ---- TLS
+
+
+def self_signed(folder: Path) -> tuple[bytes, bytes]:
+    """Key and certificate for localhost."""
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("needs the openssl command")
+    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
+    subprocess.run([*command, "-addext", "subjectAltName=DNS:localhost", *files], check=True, capture_output=True)
+    return (folder / "key.pem").read_bytes(), (folder / "cert.pem").read_bytes()
+
+
+def test_tls_verifies_the_worker_and_shows_the_gateways_certificate(tmp_path: Path) -> None:
+    key, certificate = self_signed(tmp_path)
+
+    async def answer(port: int, tls: TlsOptions | None) -> Collector:
+        client = GrpcWorkerClient(f"grpcs://localhost:{port}", "vllm", tls=tls)
+        sink, _ = start(client, stream=True)
+        await sink.closed.wait()
+        await client.close()
+        return sink
+
+    async def test() -> None:
+        credentials = grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
+        async with scripted_worker([vllm_complete("stop")], credentials=credentials) as (_, port):
+            good = await answer(port, TlsOptions(ca=certificate, certificate=certificate, key=key))
+            assert (good.ends, good.errors) == (1, [])
+            for bad in (None, TlsOptions(ca=certificate)):
+                assert [error.code for error in (await answer(port, bad)).errors] == ["UNAVAILABLE"]
+
+    run(test)

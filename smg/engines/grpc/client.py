@@ -108,15 +108,15 @@ class GrpcCall:
     def abort(self) -> None:
         """Stop the generation in the engine at once; the sink is not called again. Idempotent.
 
-        A stream that has begun is stopped by the engine's Abort call and reset as soon as that is answered; before the
-        first message, and without streaming, resetting the call is all there is to do."""
+        A stream that has begun, or a generation the engine calls failed, is stopped by the engine's Abort call and
+        reset as soon as that is answered. Before the first message, and without streaming, the call is only reset."""
         if not self._open:
             return
         self._open = False
         handle = self._handle
         if handle is None:
             return
-        if self._started and self._streaming:
+        if self._failed or (self._started and self._streaming):
             self._client.send_abort(self._request_id).add_done_callback(lambda _: handle.cancel())
             asyncio.get_running_loop().call_later(RESET_DELAY, handle.cancel)
         else:
