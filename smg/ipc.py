@@ -2,12 +2,14 @@
 
 Rules:
 
-* Every process has one ``Inbox`` (PULL, bound) and one ``Outbox`` (PUSH, connected) per peer it talks to. Sockets are one-way, so
-  the edge-triggered ZMQ descriptor has only one thing to tell.
-* A frame is a msgpack list of ``RingMessage``. What a process sends to one peer within one loop iteration travels in one
-  frame: an idle hop costs the receiver about 40 microseconds whatever it carries.
-* The inbox descriptor is watched by the loop and drained until EAGAIN; a long queue yields to the loop every few frames.
-* Addresses carry the generation of the process (``d0.2``): a restarted process never reads what was meant for the dead one.
+* Every process has one ``Inbox`` (PULL, bound) and one ``Outbox`` (PUSH, connected) per peer it talks to. Sockets are
+  one-way, so the edge-triggered ZMQ descriptor has only one thing to tell.
+* A frame is a msgpack list of ``RingMessage``. What a process sends to one peer within one loop iteration travels in
+  one frame: an idle hop costs the receiver about 40 microseconds whatever it carries.
+* The inbox descriptor is watched by the loop and drained until EAGAIN; a long queue yields to the loop every few
+  frames.
+* Addresses carry the generation of the process (``d0.2``): a restarted process never reads what was meant for the
+  dead one.
 * Sockets are ``ipc://`` files in a private directory (0700). Linux limits their path to 107 bytes.
 """
 
@@ -52,7 +54,9 @@ def peer_address(run_dir: Path, role: str, index: int, generation: int) -> str:
 class Inbox:
     """Receives packed frames and hands every message to ``handler``, in order, on the loop."""
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, handler: Callable[[RingMessage], None]) -> None:
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, handler: Callable[[RingMessage], None]
+    ) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
@@ -60,7 +64,7 @@ class Inbox:
         self._path = address.removeprefix("ipc://")
         self._handler = handler
         self._loop = asyncio.get_running_loop()
-        self._fd = self._socket.get(zmq.FD)
+        self._fd: int = self._socket.get(zmq.FD)  # type: ignore[assignment]
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 

@@ -1,4 +1,6 @@
-"""The TCP listeners of a gateway: bound by the supervisor before the first fork, served by the children that inherit them."""
+"""The TCP listeners of a gateway: bound by the supervisor before the first fork, served by the children that inherit
+them.
+"""
 
 from __future__ import annotations
 

@@ -30,33 +30,33 @@ class Event(msgspec.Struct, array_like=True, tag_field="t", frozen=True, gc=Fals
     """Base of the parser events. Concatenating the texts of one kind gives the complete field."""
 
 
-class ReasoningDelta(Event, tag="r"):
+class ReasoningDelta(Event, frozen=True, tag="r"):
     """A piece of chain-of-thought text."""
 
     text: str
 
 
-class ContentDelta(Event, tag="c"):
+class ContentDelta(Event, frozen=True, tag="c"):
     """A piece of the visible answer."""
 
     text: str
 
 
-class ToolCallStart(Event, tag="ts"):
+class ToolCallStart(Event, frozen=True, tag="ts"):
     """A tool call begins. ``index`` counts the calls of this answer from 0, ``name`` is as the model wrote it."""
 
     index: int
     name: str
 
 
-class ToolCallArguments(Event, tag="ta"):
+class ToolCallArguments(Event, frozen=True, tag="ta"):
     """A fragment of the JSON text of the arguments of call ``index``; the fragments concatenate to valid JSON."""
 
     index: int
     fragment: str
 
 
-class ToolCallEnd(Event, tag="te"):
+class ToolCallEnd(Event, frozen=True, tag="te"):
     """The call ``index`` is complete: its argument text is valid JSON."""
 
     index: int
@@ -87,10 +87,10 @@ class ParserPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Which parsers read the output and how they start.
 
     ``reasoning`` and ``tool`` are registered parser names or None for "leave the text alone". ``armed``: the prompt
-    already opened the reasoning block. ``forced``: the output is bare JSON because a JSON schema forces a call:
-    "" (no), "array" (a list of ``{"name", "parameters"}``) or "function:NAME" (the arguments of one function).
-    ``tools`` is the JSON text of the request's tool list (types for the XML-like formats). ``id_style`` is "call",
-    "kimi" or "kimi_k3" (with ``id_offset`` = number of calls already in the conversation). ``parallel`` False keeps only the
+    already opened the reasoning block. ``forced``: the output is bare JSON because a JSON schema forces a call: ""
+    (no), "array" (a list of ``{"name", "parameters"}``) or "function:NAME" (the arguments of one function). ``tools``
+    is the JSON text of the request's tool list (types for the XML-like formats). ``id_style`` is "call", "kimi" or
+    "kimi_k3" (with ``id_offset`` = number of calls already in the conversation). ``parallel`` False keeps only the
     first call. ``harmony`` selects the gpt-oss channel parser, which replaces both parsers and works on token IDs.
     """
 
@@ -132,8 +132,9 @@ class PromptPart(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
     ``requests`` holds the ready-made engine request per engine kind (``"vllm"``, ``"sglang"`` ...), so that dispatch
     is one write. ``text`` is the prompt's text (only set when the answer needs it: ``echo``); ``token_ids`` likewise
-    (little-endian uint32; ``return_token_ids`` and ``echo``). ``engine_id`` is the id the engine sees. ``uncounted`` tokens at the
-    end of the prompt reach the engine and are left out of what clients are told (``prompt_tokens`` already excludes them).
+    (little-endian uint32; ``return_token_ids`` and ``echo``). ``engine_id`` is the id the engine sees. ``uncounted``
+    tokens at the end of the prompt reach the engine and are left out of what clients are told (``prompt_tokens``
+    already excludes them).
     """
 
     engine_id: str
@@ -161,8 +162,8 @@ class GenerationPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
 # Link 1: frontend -> tokenizer pool
 
 
-class Submit(Message, tag="submit"):
-    """One HTTP request of the data plane, body not decoded. ``headers`` holds only the ones the pool or the router acts
+class Submit(Message, frozen=True, tag="submit"):
+    """One HTTP request that the pool prepares or answers, body not decoded. ``headers`` holds only the ones the pool or the router acts
     on (lower-case names). ``received`` is wall-clock seconds."""
 
     seq: int
@@ -172,18 +173,6 @@ class Submit(Message, tag="submit"):
     headers: dict[str, str]
     body: bytes
     received: float
-
-
-class PoolCall(Message, tag="pcall"):
-    """A question the pool answers itself: ``op`` is "tokenize", "detokenize", "count_tokens", "parse_function_call",
-    "parse_reasoning", "tokenizers" ...; ``body`` is the HTTP body, ``argument`` a path parameter."""
-
-    seq: int
-    frontend: int
-    op: str
-    argument: str
-    request_id: str
-    body: bytes
 
 
 # --------------------------------------------------------------------------------------------------
@@ -198,7 +187,7 @@ class RoutePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
     block_hashes: bytes = b""
 
 
-class Route(Message, tag="route"):
+class Route(Message, frozen=True, tag="route"):
     """A plan on its way to a worker. ``plan`` is an encoded ``GenerationPlan`` that the router does not decode."""
 
     seq: int
@@ -229,7 +218,7 @@ class WorkerRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
     dp_rank: int = -1
 
 
-class Dispatch(Message, tag="dispatch"):
+class Dispatch(Message, frozen=True, tag="dispatch"):
     """Run this plan; ``workers`` has one entry per prompt part."""
 
     seq: int
@@ -239,7 +228,7 @@ class Dispatch(Message, tag="dispatch"):
     route: Route | None = None  # what to hand back when another worker must be tried
 
 
-class Redispatch(Message, tag="redispatch"):
+class Redispatch(Message, frozen=True, tag="redispatch"):
     """A worker failed before its first message: the router decides about another attempt. ``code`` is the gRPC status
     name ("UNAVAILABLE" ...), ``url`` the worker that failed."""
 
@@ -250,7 +239,7 @@ class Redispatch(Message, tag="redispatch"):
     detok: int
 
 
-class WorkerReport(Message, tag="wreport"):
+class WorkerReport(Message, frozen=True, tag="wreport"):
     """What happened to one engine request: ``outcome`` is "success", "failure", "neutral" (neither for the breaker) or
     "aborted". Frees the worker's slot in the router's load count."""
 
@@ -259,9 +248,10 @@ class WorkerReport(Message, tag="wreport"):
     outcome: str
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    dp_rank: int = -1
 
 
-class DetokLoad(Message, tag="dload"):
+class DetokLoad(Message, frozen=True, tag="dload"):
     """In-flight engine requests per worker URL of one detok process; sent to a router that has just started."""
 
     detok: int
@@ -272,14 +262,14 @@ class DetokLoad(Message, tag="dload"):
 # Link 4: detok / router / pool -> frontend
 
 
-class Owner(Message, tag="owner"):
+class Owner(Message, frozen=True, tag="owner"):
     """The detok process ``detok`` now owns the stream; aborts go there and a retry is its business."""
 
     seq: int
     detok: int
 
 
-class Reply(Message, tag="reply"):
+class Reply(Message, frozen=True, tag="reply"):
     """A complete HTTP answer."""
 
     seq: int
@@ -288,7 +278,7 @@ class Reply(Message, tag="reply"):
     body: bytes
 
 
-class StreamStart(Message, tag="sstart"):
+class StreamStart(Message, frozen=True, tag="sstart"):
     """Head of a streamed answer (status 200, ``text/event-stream``) and its first bytes."""
 
     seq: int
@@ -296,14 +286,14 @@ class StreamStart(Message, tag="sstart"):
     body: bytes
 
 
-class StreamData(Message, tag="sdata"):
+class StreamData(Message, frozen=True, tag="sdata"):
     """More bytes of a streamed answer: everything of one loop tick in one record."""
 
     seq: int
     body: bytes
 
 
-class StreamEnd(Message, tag="send"):
+class StreamEnd(Message, frozen=True, tag="send"):
     """Last bytes of a streamed answer. ``error_code`` is "" for a good end, else what the metrics count."""
 
     seq: int
@@ -311,14 +301,14 @@ class StreamEnd(Message, tag="send"):
     error_code: str = ""
 
 
-class TurnEvents(Message, tag="tevents"):
+class TurnEvents(Message, frozen=True, tag="tevents"):
     """Parser events of one tick, for a multi-turn session; ``events`` is a msgpack list of ``ParserEvent``."""
 
     seq: int
     events: bytes
 
 
-class TurnEnd(Message, tag="tend"):
+class TurnEnd(Message, frozen=True, tag="tend"):
     """One generation of a multi-turn session ended. ``error`` carries ``(status, code, message)`` of a failure."""
 
     seq: int
@@ -328,7 +318,7 @@ class TurnEnd(Message, tag="tend"):
     error: tuple[int, str, str] | None = None
 
 
-class Abort(Message, tag="abort"):
+class Abort(Message, frozen=True, tag="abort"):
     """The client is gone (frontend -> owner), or the record's stream is unknown here (any -> sender)."""
 
     seq: int
@@ -339,7 +329,7 @@ class Abort(Message, tag="abort"):
 # Admin: frontend <-> router
 
 
-class AdminCall(Message, tag="acall"):
+class AdminCall(Message, frozen=True, tag="acall"):
     """A control-plane request that the router answers with a ``Reply``: workers CRUD, loads, flush, profiles."""
 
     seq: int
@@ -380,15 +370,15 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class TokenizerSource(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Where a tokenizer is loaded from: ``path`` is a local directory or file, or a hub id; ``chat_template`` a template
-    file that replaces the directory's own ("" = none)."""
+    """Where a tokenizer is loaded from: ``path`` is a local directory or file, or a hub id; ``chat_template`` a
+    template file that replaces the directory's own ("" = none)."""
 
     name: str
     path: str
     chat_template: str = ""
 
 
-class ModelTable(Message, tag="models"):
+class ModelTable(Message, frozen=True, tag="models"):
     """All served models and tokenizers. ``workers_total`` and ``workers_ready`` answer the readiness probe."""
 
     version: int
@@ -411,7 +401,7 @@ class Peer(msgspec.Struct, array_like=True, frozen=True, gc=False):
     address: str
 
 
-class Ready(Message, tag="ready"):
+class Ready(Message, frozen=True, tag="ready"):
     """A child serves its inbox."""
 
     role: str
@@ -420,19 +410,19 @@ class Ready(Message, tag="ready"):
     detail: str = ""
 
 
-class PeerTable(Message, tag="peers"):
+class PeerTable(Message, frozen=True, tag="peers"):
     """The live processes. A peer that is absent is dead: what it held is lost and must be submitted again."""
 
     peers: list[Peer]
 
 
-class Drain(Message, tag="drain"):
+class Drain(Message, frozen=True, tag="drain"):
     """Take no new work, finish what runs until ``deadline`` (``time.monotonic()`` seconds), then exit."""
 
     deadline: float
 
 
-class Idle(Message, tag="idle"):
+class Idle(Message, frozen=True, tag="idle"):
     """Answer to ``Drain``: this child has no running work left."""
 
     role: str
@@ -440,7 +430,21 @@ class Idle(Message, tag="idle"):
 
 
 RingMessage = (
-    Submit | PoolCall | Route | Dispatch | Redispatch | WorkerReport | DetokLoad | Owner | Reply | StreamStart | StreamData | StreamEnd
-    | TurnEvents | TurnEnd | Abort | AdminCall | ModelTable
+    Submit
+    | Route
+    | Dispatch
+    | Redispatch
+    | WorkerReport
+    | DetokLoad
+    | Owner
+    | Reply
+    | StreamStart
+    | StreamData
+    | StreamEnd
+    | TurnEvents
+    | TurnEnd
+    | Abort
+    | AdminCall
+    | ModelTable
 )
 ControlMessage = Ready | PeerTable | Drain | Idle

@@ -1,8 +1,9 @@
 """What every child process of the gateway has in common: its control channel, its inbox, its links, its end.
 
-A child is forked by the supervisor with one end of a ``SOCK_SEQPACKET`` socket pair. It binds its inbox, says ``Ready``, follows the
-table of live peers, and ends when it is told to drain or when the control socket reaches its end (the supervisor is gone).
-Children ignore SIGTERM and SIGINT: a service manager signals the whole group, but only the supervisor decides the order.
+A child is forked by the supervisor with one end of a ``SOCK_SEQPACKET`` socket pair. It binds its inbox, says
+``Ready``, follows the table of live peers, and ends when it is told to drain or when the control socket reaches its
+end (the supervisor is gone). Children ignore SIGTERM and SIGINT: a service manager signals the whole group, but only
+the supervisor decides the order.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import setproctitle
@@ -102,9 +105,9 @@ class ChildProcess:
 
     # Life ----------------------------------------------------------------------------------------
 
-    def spawn(self, coroutine: object, name: str = "") -> asyncio.Task[None]:
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]:
         """Run a background task that is kept alive and whose failure is logged."""
-        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)  # type: ignore[arg-type]
+        task: asyncio.Task[None] = asyncio.ensure_future(coroutine)
         if name:
             task.set_name(name)
         self._tasks.add(task)

@@ -1,12 +1,12 @@
 """The ``smg launch`` process: binds the listeners, forks the ring, watches it, drains it, leaves nothing behind.
 
-It runs one plain ``selectors`` loop, holds no ZMQ context, no event loop and no threads, so that forking is safe at any
-time: a restarted child is a fork of the same clean parent, with all modules loaded and their pages shared.
+It runs one plain ``selectors`` loop, holds no ZMQ context, no event loop and no threads, so that forking is safe at
+any time: a restarted child is a fork of the same clean parent, with all modules loaded and their pages shared.
 
 Order of things:
 
-* Listening sockets are bound here, before anything is forked: a taken port stops start-up with one line, and a restarted
-  frontend serves the same socket, so connections in its accept queue survive.
+* Listening sockets are bound here, before anything is forked: a taken port stops start-up with one line, and a
+  restarted frontend serves the same socket, so connections in its accept queue survive.
 * Children announce ``Ready``; the table of live peers goes to everyone whenever it changes.
 * A child that ends is restarted with back-off. Its generation is part of its address.
 * The first SIGTERM or SIGINT drains, the second ends at once.
@@ -66,9 +66,7 @@ class Supervisor:
     def __init__(self, settings: Settings, run_dir: Path) -> None:
         self.settings = settings
         self.run_dir = run_dir
-        self.children = [
-            Child(role, index, cls) for role, count, cls in _ring(settings) for index in range(count)
-        ]
+        self.children = [Child(role, index, cls) for role, count, cls in _ring(settings) for index in range(count)]
         self.selector = selectors.DefaultSelector()
         self.signals = 0
         self.exit_status = 0

@@ -1,7 +1,7 @@
 """One choice of one generation: token ids in, parser events out.
 
-Order of the stages: end-of-sequence and stop tokens, incremental detokenizer, stop strings, reasoning parser, tool parser. No I/O
-and no API format: a choice is fed by the engine's messages and read by a renderer.
+Order of the stages: end-of-sequence and stop tokens, incremental detokenizer, stop strings, reasoning parser, tool
+parser. No I/O and no API format: a choice is fed by the engine's messages and read by a renderer.
 """
 
 from __future__ import annotations

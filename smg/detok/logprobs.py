@@ -1,7 +1,7 @@
 """Log-probabilities of one choice, kept in step with the text that is released.
 
-A token's entry is due once text from its first character on has been released: entries of tokens that only fed a stop string never
-appear, and a character that spans tokens brings the entries of all its tokens.
+A token's entry is due once text from its first character on has been released: entries of tokens that only fed a stop
+string never appear, and a character that spans tokens brings the entries of all its tokens.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from smg.vocab.decode import DecodeTable
 
 
 class Entry(NamedTuple):
-    """One token: ``top`` are ``(token_id, logprob)`` alternatives, ``start`` the offset of its text in the choice's output,
-    ``answer`` False if it belongs to the reasoning."""
+    """One token: ``top`` are ``(token_id, logprob)`` alternatives, ``start`` the offset of its text in the choice's
+    output, ``answer`` False if it belongs to the reasoning."""
 
     token_id: int
     logprob: float
@@ -80,6 +80,8 @@ def completion_logprobs(entries: Sequence[Entry], table: DecodeTable, alternativ
     return {
         "tokens": [text(entry.token_id) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{text(t): p for t, p in entry.top[:alternatives]} for entry in entries] if alternatives else None,
+        "top_logprobs": [{text(t): p for t, p in entry.top[:alternatives]} for entry in entries]
+        if alternatives
+        else None,
         "text_offset": [base + entry.start for entry in entries],
     }

@@ -1,7 +1,7 @@
 """The detok process: owns engine streams and turns token ids into the bytes that clients read.
 
-Everything of one loop iteration leaves together: engine callbacks append to their run, and one flush at the end of the iteration
-sends one frame per frontend.
+Everything of one loop iteration leaves together: engine callbacks append to their run, and one flush at the end of
+the iteration sends one frame per frontend.
 """
 
 from __future__ import annotations
@@ -21,7 +21,17 @@ from smg.detok.vocabularies import Vocabularies, VocabularyError
 from smg.engines.base import EngineClient
 from smg.engines.clients import connect
 from smg.messages import (
-    Abort, DetokLoad, Dispatch, GenerationPlan, ModelTable, Owner, Peer, Reply, RingMessage, StreamData, WorkerRef,
+    Abort,
+    DetokLoad,
+    Dispatch,
+    GenerationPlan,
+    ModelTable,
+    Owner,
+    Peer,
+    Reply,
+    RingMessage,
+    StreamData,
+    WorkerRef,
     WorkerReport,
 )  # fmt: skip
 from smg.process import ChildProcess

@@ -1,7 +1,7 @@
 """One generation request: its engine calls, its choices, its answer.
 
-A run is fed by engine callbacks on the loop and never awaits. It ends in exactly one of four ways: answered, failed, handed back
-to the router for another worker (nothing was sent yet), or aborted because the client is gone.
+A run is fed by engine callbacks on the loop and never awaits. It ends in exactly one of four ways: answered, failed,
+handed back to the router for another worker (nothing was sent yet), or aborted because the client is gone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import logging
 import time
 from collections.abc import Sequence
 from typing import Protocol
+
+import msgspec
 
 from smg.api.errors import ApiError, refused, render_error
 from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
@@ -20,7 +22,15 @@ from smg.detok.render import Renderer, make_renderer
 from smg.detok.usage import Usage
 from smg.engines.base import Call, Delta, EngineClient, EngineError
 from smg.messages import (
-    Dispatch, GenerationPlan, Redispatch, Reply, RingMessage, StreamEnd, StreamStart, WorkerRef, WorkerReport,
+    Dispatch,
+    GenerationPlan,
+    Redispatch,
+    Reply,
+    RingMessage,
+    StreamEnd,
+    StreamStart,
+    WorkerRef,
+    WorkerReport,
 )  # fmt: skip
 from smg.telemetry.metrics import DetokMetrics
 from smg.vocab.decode import DecodeTable
@@ -78,7 +88,7 @@ class Run:
     """See the module's text. ``out`` collects stream bytes of the current loop iteration."""
 
     __slots__ = (
-        "choices", "deadline", "dispatched", "first_token", "frontend", "host", "out", "over", "plan", "renderer", "route",
+        "choices", "deadline", "dispatched", "encoded_plan", "first_token", "frontend", "host", "out", "over", "plan", "renderer", "route",
         "seq", "sinks", "streaming", "workers",
     )  # fmt: skip
 
@@ -88,6 +98,7 @@ class Run:
         self.seq = dispatch.seq
         self.frontend = dispatch.frontend
         self.route = dispatch.route
+        self.encoded_plan = dispatch.plan
         self.workers = dispatch.workers
         self.deadline = plan.deadline
         self.dispatched = time.monotonic()
@@ -165,7 +176,9 @@ class Run:
             return
         self._report(sink, "failure")
         if not self.plan.response.stream:
-            self._fail(refused("no_responses_from_server", "The engine closed the stream without an answer", status=500))
+            self._fail(
+                refused("no_responses_from_server", "The engine closed the stream without an answer", status=500)
+            )
             return
         for choice in sink.choices:
             if choice.finish_reason is None:
@@ -204,13 +217,17 @@ class Run:
     def _hand_back(self, sink: PartSink, error: EngineError) -> None:
         route = self.route
         assert route is not None
+        route = msgspec.structs.replace(route, plan=self.encoded_plan)
         self.host.to_router(Redispatch(route, sink.worker.url, error.code, error.message, self.host.index))
         self._close(abort=True)
 
     def _report(self, sink: PartSink, outcome: str) -> None:
         tokens = sum(choice.completion_tokens or choice.tokens_seen for choice in sink.choices)
         prompt = self.plan.parts[sink.part_index].prompt_tokens
-        self.host.to_router(WorkerReport(sink.worker.url, self.host.index, outcome, prompt, tokens))
+        worker = sink.worker
+        if outcome == "failure" and self.route is not None and worker.url in self.route.avoid:
+            outcome = "neutral"  # a request counts once against a worker, however often it was tried there
+        self.host.to_router(WorkerReport(worker.url, self.host.index, outcome, prompt, tokens, worker.dp_rank))
 
     # Client ---------------------------------------------------------------------------------------
 
@@ -303,5 +320,3 @@ class Run:
                     sink.call.abort()
                 self._report(sink, "aborted")
         self.host.finished(self)
-
-

@@ -1,7 +1,7 @@
 """Stop strings, cut exactly, across any token boundary.
 
-The matcher behaves as if the text arrived one character at a time: the stop string that is complete first wins; of those that
-end at the same place the longest. It holds back only what can still become a stop string.
+The matcher behaves as if the text arrived one character at a time: the stop string that is complete first wins; of
+those that end at the same place the longest. It holds back only what can still become a stop string.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""The decode tables of a detok process: one per tokenizer, loaded off the loop, shared between processes through a file."""
+"""The decode tables of a detok process: one per tokenizer, loaded off the loop, shared between processes through a
+file.
+"""
 
 from __future__ import annotations
 

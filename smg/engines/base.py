@@ -1,8 +1,9 @@
 """The small interface between the gateway and an inference engine.
 
-``EngineRequest`` is what the tokenizer pool knows about a generation; a ``RequestCodec`` turns it into the bytes of one
-engine's protocol and is a pure function. ``Delta`` is what comes back; an ``EngineClient`` owns the connection to one worker
-and calls a ``Sink`` for every message. No client awaits per token: sinks are called from the loop's reader callback.
+``EngineRequest`` is what the tokenizer pool knows about a generation; a ``RequestCodec`` turns it into the bytes of
+one engine's protocol and is a pure function. ``Delta`` is what comes back; an ``EngineClient`` owns the connection to
+one worker and calls a ``Sink`` for every message. No client awaits per token: sinks are called from the loop's reader
+callback.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Sampling:
 
 @dataclass(slots=True)
 class Constraint:
-    """``kind``: "json_schema", "regex", "ebnf" or "structural_tag"; ``value`` its text. ``origin``: "output" (response_format, regex, ebnf)
-    or "tool" (a forced call)."""
+    """``kind``: "json_schema", "regex", "ebnf" or "structural_tag"; ``value`` its text. ``origin``: "output"
+    (response_format, regex, ebnf) or "tool" (a forced call)."""
 
     kind: str
     value: str
@@ -53,9 +54,10 @@ class Constraint:
 
 @dataclass(slots=True)
 class EngineRequest:
-    """One generation, engine-neutral. ``api`` is the endpoint ("chat", "completions", "generate", "messages", "responses"): engines get
-    different defaults per endpoint. ``logprobs``: None = none asked, else the number of alternatives. ``stop_encodings`` maps a stop
-    string to its token IDs (SGLang takes one-token stops as ids). ``reasoning_on``: thinking is on for this prompt (SGLang's ``require_reasoning``)."""
+    """One generation, engine-neutral. ``api`` is the endpoint ("chat", "completions", "generate", "messages",
+    "responses"): engines get different defaults per endpoint. ``logprobs``: None = none asked, else the number of
+    alternatives. ``stop_encodings`` maps a stop string to its token IDs (SGLang takes one-token stops as ids).
+    ``reasoning_on``: thinking is on for this prompt (SGLang's ``require_reasoning``)."""
 
     request_id: str
     api: str
@@ -76,11 +78,15 @@ class EngineRequest:
 
 
 class TokenLogprobs:
-    """Logprobs of one delta: ``logprobs[i]`` belongs to ``token_ids[i]``; ``top[i]`` lists ``(token_id, logprob)`` alternatives."""
+    """Logprobs of one delta: ``logprobs[i]`` belongs to ``token_ids[i]``; ``top[i]`` lists ``(token_id, logprob)``
+    alternatives.
+    """
 
     __slots__ = ("logprobs", "token_ids", "top")
 
-    def __init__(self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]]) -> None:
+    def __init__(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], top: Sequence[Sequence[tuple[int, float]]]
+    ) -> None:
         self.token_ids = token_ids
         self.logprobs = logprobs
         self.top = top
@@ -89,14 +95,25 @@ class TokenLogprobs:
 class Delta:
     """One message of an engine stream for one choice.
 
-    ``token_ids`` are new ids (never cumulative: codecs that receive totals subtract). ``finish_reason`` is None until the choice ends,
-    then the engine's word ("stop", "length", "abort", "error" ...). Counts are totals for the choice and 0 when the engine did not say.
-    ``matched_stop`` is a stop string, a token id or None.
+    ``token_ids`` are new ids (never cumulative: codecs that receive totals subtract). ``finish_reason`` is None until
+    the choice ends, then the engine's word ("stop", "length", "abort", "error" ...). Counts are totals for the choice
+    and 0 when the engine did not say. ``matched_stop`` is a stop string, a token id or None.
     """
 
     __slots__ = (
-        "cached_tokens", "completion_tokens", "finish_reason", "hidden_states", "index", "logprobs", "matched_stop", "prompt_logprobs",
-        "prompt_tokens", "reasoning_tokens", "spec_accepted", "spec_draft", "token_ids",
+        "cached_tokens",
+        "completion_tokens",
+        "finish_reason",
+        "hidden_states",
+        "index",
+        "logprobs",
+        "matched_stop",
+        "prompt_logprobs",
+        "prompt_tokens",
+        "reasoning_tokens",
+        "spec_accepted",
+        "spec_draft",
+        "token_ids",
     )
 
     def __init__(self, index: int, token_ids: Sequence[int]) -> None:
@@ -125,7 +142,9 @@ class EngineError(Exception):
 
 
 class Sink(Protocol):
-    """Receives one engine stream. Exactly one of ``on_end`` and ``on_error`` is called, last; none after ``Call.abort``."""
+    """Receives one engine stream. Exactly one of ``on_end`` and ``on_error`` is called, last; none after
+    ``Call.abort``.
+    """
 
     def on_delta(self, delta: Delta) -> None: ...
 
@@ -150,14 +169,23 @@ class RequestCodec(Protocol):
         """Bytes of the engine's generate request. Raises ``BuildError``."""
 
     def extend(self, request: bytes, generated: Sequence[int]) -> bytes:
-        """The same request with ``generated`` ids appended to the prompt and the token limits lowered by as many (continuation
-        of a broken stream on another worker)."""
+        """The same request with ``generated`` ids appended to the prompt and the token limits lowered by as many
+        (continuation of a broken stream on another worker)."""
 
 
 class EngineClient(Protocol):
     """A connection to one worker (detok side)."""
 
-    def generate(self, request_id: str, request: bytes, sink: Sink, *, streaming: bool, dp_rank: int = -1, timeout: float | None = None) -> Call:
+    def generate(
+        self,
+        request_id: str,
+        request: bytes,
+        sink: Sink,
+        *,
+        streaming: bool,
+        dp_rank: int = -1,
+        timeout: float | None = None,
+    ) -> Call:
         """Start a generation. Never raises for engine trouble: failures reach ``sink.on_error``."""
 
     async def close(self) -> None: ...

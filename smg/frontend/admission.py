@@ -1,7 +1,7 @@
 """Admission: how many requests of the serving routes run at once, and who waits.
 
-A slot is held until the last byte of the response body. Beyond the bound requests wait in a FIFO queue of bounded length and
-time. An optional token bucket limits the sustained rate.
+A slot is held until the last byte of the response body. Beyond the bound requests wait in a FIFO queue of bounded
+length and time. An optional token bucket limits the sustained rate.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import deque
 from smg.settings import Settings
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """No slot: ``code`` is ``admission_queue_full`` (429) or ``admission_queue_timeout`` (503)."""
 
     def __init__(self, status: int, code: str, message: str, reason: str) -> None:
@@ -61,14 +61,14 @@ class Admission:
         return True
 
     async def enter(self) -> None:
-        """Take a slot, waiting for one if the queue allows. Raises ``Refused``."""
+        """Take a slot, waiting for one if the queue allows. Raises ``RefusedError``."""
         if self.try_enter():
             return
         if self._queue_size <= 0:
             message = "concurrency limit reached and queuing is disabled"
-            raise Refused(429, "admission_queue_full", message, "full")
+            raise RefusedError(429, "admission_queue_full", message, "full")
         if len(self._queue) >= self._queue_size:
-            raise Refused(429, "admission_queue_full", "admission queue is full", "full")
+            raise RefusedError(429, "admission_queue_full", "admission queue is full", "full")
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.append(turn)
         self._wake_for_tokens()
@@ -77,7 +77,7 @@ class Admission:
         except TimeoutError:
             self._forget(turn)
             message = f"no slot became free within {self._queue_secs} s"
-            raise Refused(503, "admission_queue_timeout", message, "timeout") from None
+            raise RefusedError(503, "admission_queue_timeout", message, "timeout") from None
         except asyncio.CancelledError:
             self._forget(turn)
             raise

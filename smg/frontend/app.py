@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from smg.api.errors import ApiError, refused, render_error
-from smg.frontend.admission import Refused
+from smg.frontend.admission import RefusedError
 from smg.frontend.auth import ADMIN, OPEN, SERVING, Authenticator, Denied
 from smg.frontend.cors import Cors
 from smg.frontend.exchange import Exchange
 from smg.frontend.http import (
-    DEFAULT_REQUEST_ID_HEADERS, BodyTooLargeError, ClientGoneError, Receive, Request, Scope, Send, choose_request_id,
+    DEFAULT_REQUEST_ID_HEADERS,
+    BodyTooLargeError,
+    ClientGoneError,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    choose_request_id,
 )  # fmt: skip
 from smg.frontend.info import InfoRoutes
 from smg.messages import AdminCall, StreamStart
@@ -30,7 +37,14 @@ ID_PREFIXES = {
     "/v1/chat/completions": "chatcmpl-", "/v1/completions": "cmpl-", "/generate": "gnt-", "/v1/messages": "msg_",
     "/v1/responses": "resp-",
 }  # fmt: skip
-GENERATION_PATHS = ("/v1/chat/completions", "/v1/completions", "/generate", "/v1/messages", "/v1/embeddings")
+GENERATION_PATHS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/generate",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/classify",
+)
 FORWARDED_HEADERS = frozenset(
     ("content-type", "x-smg-routing-key", "x-smg-target-worker", "x-smg-parser", "anthropic-version", "anthropic-beta")
 )
@@ -55,8 +69,10 @@ class App:
         self.auth = Authenticator(self.settings)
         self.cors = Cors(self.settings.cors_allowed_origins)
         self.info = InfoRoutes(process)
-        self._id_headers = tuple(h.lower() for h in self.settings.request_id_headers) or DEFAULT_REQUEST_ID_HEADERS
-        self._forwarded = FORWARDED_HEADERS | {name.lower() for name in self.settings.routing_key_headers}
+        self._id_headers = (
+            tuple(h.lower() for h in self.settings.request_id_headers or ()) or DEFAULT_REQUEST_ID_HEADERS
+        )
+        self._forwarded = FORWARDED_HEADERS | {name.lower() for name in self.settings.routing_key_headers or ()}
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefix: list[tuple[str, dict[str, Route]]] = []
         self._build_routes()
@@ -68,25 +84,24 @@ class App:
         self._add_prefix(("GET", "HEAD"), "/v1/models/", info.model, OPEN, "/v1/models/{id}")
         for path in GENERATION_PATHS:
             self._add(("POST",), path, self._generate, SERVING, counted=True)
-        for path, op in (
-            ("/v1/tokenize", "tokenize"), ("/tokenize", "tokenize"), ("/v1/detokenize", "detokenize"),
-            ("/detokenize", "detokenize"), ("/v1/messages/count_tokens", "count_tokens"),
-        ):  # fmt: skip
-            self._add(("POST",), path, self._pool(op), SERVING)
-        self._add(("POST",), "/parse/function_call", self._pool("parse_function_call"), ADMIN)
-        self._add(("POST",), "/parse/reasoning", self._pool("parse_reasoning"), ADMIN)
+        for path in ("/v1/tokenize", "/v1/detokenize", "/v1/messages/count_tokens", "/rerank", "/v1/rerank"):
+            self._add(("POST",), path, self._generate, SERVING)
+        for path in ("/tokenize", "/detokenize"):
+            self._add(("POST",), path, self._tokenize, SERVING)
+        for path in ("/parse/function_call", "/parse/reasoning"):
+            self._add(("POST",), path, self._generate, ADMIN)
         for path in ("/flush_cache", "/start_profile", "/stop_profile"):
             self._add(("POST",), path, self._admin, ADMIN)
         self._add(("GET", "HEAD"), "/get_loads", self._admin, ADMIN)
         self._add(("GET", "HEAD"), "/loads", self._admin, OPEN)
         for path in ("/workers", "/v1/tokenizers"):
             self._add(("GET", "HEAD", "POST"), path, self._admin, ADMIN)
-        self._add_prefix(("GET", "HEAD", "PUT", "PATCH", "DELETE"), "/workers/", self._admin, ADMIN, "/workers/{worker_id}")
+        self._add_prefix(
+            ("GET", "HEAD", "PUT", "PATCH", "DELETE"), "/workers/", self._admin, ADMIN, "/workers/{worker_id}"
+        )
         self._add_prefix(("GET", "HEAD", "DELETE"), "/v1/tokenizers/", self._admin, ADMIN, "/v1/tokenizers/{id}")
 
-    def _add(
-        self, methods: tuple[str, ...], path: str, handler: Handler, group: str, *, counted: bool = False
-    ) -> None:
+    def _add(self, methods: tuple[str, ...], path: str, handler: Handler, group: str, *, counted: bool = False) -> None:
         entry = self._exact.setdefault(path, {})
         for method in methods:
             entry[method] = Route(handler, group, path, counted)
@@ -110,6 +125,7 @@ class App:
         if isinstance(route, Route):
             request.template = route.template
         metrics.request_received(request.method, request.template)
+        request.on_head = lambda r: metrics.head_ready(r.method, r.template, time.time() - begun)
         error_code = ""
         try:
             error_code = await self._dispatch(request, route)
@@ -118,7 +134,7 @@ class App:
         except ApiError as error:
             error_code = error.code
             await self.respond_error(request, error)
-        metrics.request_finished(request.template, request.status, error_code, time.time() - begun)
+        metrics.request_finished(request.template, request.status, error_code)
         if access_log.isEnabledFor(logging.INFO):
             access_log.info(
                 "%s %s %d", request.method, request.template, request.status,
@@ -145,7 +161,7 @@ class App:
         try:
             if not admission.try_enter():
                 await admission.enter()
-        except Refused as full:
+        except RefusedError as full:
             metrics.admission_rejected(full.reason)
             error = refused(full.code, full.message, status=full.status)
             await self.respond_error(request, error, [("retry-after", "2")])
@@ -156,7 +172,7 @@ class App:
         finally:
             admission.leave()
             metrics.admission_left(admission.inflight, admission.waiting)
-        return request.scope.get("smg.error_code", "")
+        return request.error_code
 
     def _find(self, path: str, method: str) -> Route | list[str] | None:
         """The route, the list of methods the path takes, or None for an unknown path."""
@@ -197,11 +213,10 @@ class App:
     async def _generate(self, request: Request) -> None:
         await self._exchange(request, request.path, await self._body(request))
 
-    def _pool(self, op: str) -> Handler:
-        async def handler(request: Request) -> None:
-            await self._exchange(request, f"pool:{op}:", await self._body(request))
-
-        return handler
+    async def _tokenize(self, request: Request) -> None:
+        """The short forms of the tokenizer routes."""
+        request.path = "/v1" + request.path
+        await self._generate(request)
 
     async def _exchange(self, request: Request, path: str, body: bytes) -> None:
         """Send a request around the ring and copy the answer to the client."""
@@ -240,7 +255,7 @@ class App:
             raise ClientGoneError
         if not isinstance(head, StreamStart):
             await request.respond(head.status, head.headers, head.body)
-            request.scope["smg.error_code"] = dict(head.headers).get("x-smg-error-code", "")
+            request.error_code = dict(head.headers).get("x-smg-error-code", "")
             return
         await request.start(200, head.headers)
         await request.send({"type": "http.response.body", "body": head.body, "more_body": True})
@@ -249,10 +264,10 @@ class App:
         await exchange.done
         if exchange.gone:
             if exchange.connection is not None:
-                exchange.connection.transport.abort()  # type: ignore[attr-defined]
+                exchange.connection.transport.abort()
             raise ClientGoneError
         await request.send({"type": "http.response.body", "body": exchange.take_pending()})
-        request.scope["smg.error_code"] = exchange.error_code
+        request.error_code = exchange.error_code
 
     # Control plane -------------------------------------------------------------------------------
 
@@ -270,4 +285,3 @@ class App:
             await self._deliver(request, exchange)
         finally:
             self.process.forget(exchange)
-

@@ -42,11 +42,8 @@ class Authenticator:
 
     def __init__(self, settings: Settings) -> None:
         self._shared = _digest(settings.api_key) if settings.api_key else None
-        self._tenants = {_digest(entry.partition(":")[2]) for entry in settings.tenant_api_key}
-        self._control: dict[bytes, str] = {}
-        for entry in settings.control_plane_api_keys:
-            _identity, _name, role, key = entry.split(":", 3)
-            self._control[_digest(key)] = role
+        self._tenants = {_digest(key) for _tenant, key in settings.tenant_api_keys}
+        self._control = {_digest(entry.key): entry.role for entry in settings.control_plane_api_keys}
 
     def check(self, group: str, method: str, authorization: str | None) -> Denied | None:
         """None if the request may pass. ``group`` is OPEN, SERVING or ADMIN."""

@@ -1,8 +1,8 @@
 """One HTTP exchange of the data plane: the client's side of a stream on the ring.
 
-The exchange is a small state machine fed by three parties: the ring (``reply``, ``start``, ``data``, ``end``), the connection
-(``client_gone``, ``writable``) and the clock (``keepalive``). The coroutine that handles the request only awaits ``head`` and then
-``done``; stream bytes go from the inbox callback to the transport without a task switch.
+The exchange is a small state machine fed by three parties: the ring (``reply``, ``start``, ``data``, ``end``), the
+connection (``client_gone``, ``writable``) and the clock (``keepalive``). The coroutine that handles the request only
+awaits ``head`` and then ``done``; stream bytes go from the inbox callback to the transport without a task switch.
 
 States: WAITING (nothing sent) -> STARTING (head known, coroutine not run yet) -> STREAMING -> DONE.
 """

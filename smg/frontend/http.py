@@ -32,7 +32,19 @@ class ClientGoneError(Exception):
 class Request:
     """One ASGI request. ``template`` is the route's pattern, used as metrics label."""
 
-    __slots__ = ("headers", "method", "path", "receive", "request_id", "scope", "send", "status", "template")
+    __slots__ = (
+        "error_code",
+        "headers",
+        "method",
+        "on_head",
+        "path",
+        "receive",
+        "request_id",
+        "scope",
+        "send",
+        "status",
+        "template",
+    )
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.scope = scope
@@ -46,6 +58,8 @@ class Request:
         self.request_id = ""
         self.template = "other"
         self.status = 0
+        self.error_code = ""
+        self.on_head: Callable[[Request], None] | None = None
 
     @property
     def connection(self) -> GatewayProtocol | None:
@@ -80,6 +94,8 @@ class Request:
     async def start(self, status: int, headers: Iterable[Header]) -> None:
         """Send the response head; ``x-request-id`` is added here."""
         self.status = status
+        if self.on_head is not None:
+            self.on_head(self)
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         raw.append((b"x-request-id", self.request_id.encode("latin-1")))
         await self.send({"type": "http.response.start", "status": status, "headers": raw})

@@ -1,8 +1,8 @@
 """The frontend process: holds the clients, speaks HTTP, and knows nothing about chat formats.
 
-It gives every request a ``seq``, passes the raw body to a tokenizer process, and copies answer bytes to the socket. It keeps
-the body until the answer begins, so that the death of any other process costs a client nothing before its first byte:
-the request is submitted again under a new ``seq``.
+It gives every request a ``seq``, passes the raw body to a tokenizer process, and copies answer bytes to the socket.
+It keeps the body until the answer begins, so that the death of any other process costs a client nothing before its
+first byte: the request is submitted again under a new ``seq``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,16 @@ from smg.frontend.exchange import STREAMING, WAITING, Exchange
 from smg.frontend.server import HttpServer
 from smg.listeners import inherited
 from smg.messages import (
-    Abort, ModelTable, Owner, Peer, PoolCall, Reply, RingMessage, StreamData, StreamEnd, StreamStart, Submit,
+    Abort,
+    ModelTable,
+    Owner,
+    Peer,
+    Reply,
+    RingMessage,
+    StreamData,
+    StreamEnd,
+    StreamStart,
+    Submit,
 )  # fmt: skip
 from smg.process import ChildProcess
 from smg.telemetry.metrics import FrontendMetrics
@@ -85,15 +94,15 @@ class FrontendProcess(ChildProcess):
         exchange.owner = -1
         self.exchanges[exchange.seq] = exchange
         self._pool_load[exchange.tokenizer] = self._pool_load.get(exchange.tokenizer, 0) + 1
-        message: RingMessage
-        if exchange.path.startswith("pool:"):
-            _, op, argument = exchange.path.split(":", 2)
-            message = PoolCall(exchange.seq, self.index, op, argument, exchange.request_id, exchange.body)
-        else:
-            message = Submit(
-                exchange.seq, self.index, exchange.path, exchange.request_id, exchange.headers, exchange.body,
-                exchange.received,
-            )  # fmt: skip
+        message = Submit(
+            exchange.seq,
+            self.index,
+            exchange.path,
+            exchange.request_id,
+            exchange.headers,
+            exchange.body,
+            exchange.received,
+        )
         self.links.send("tokenizer", chosen.index, message)
 
     def send_admin(self, exchange: Exchange, make: Callable[[int], RingMessage]) -> None:

@@ -170,4 +170,4 @@ class HttpServer:
         if self._clock is not None:
             self._clock.cancel()
         for connection in list(self._state.connections):
-            connection.transport.abort()  # type: ignore[union-attr]
+            connection.transport.abort()

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, Protocol
 class PromptError(Exception):
     """The conversation cannot be rendered: answered with 400.
 
-    ``code`` is the API error code (``process_messages_failed`` unless a renderer knows better), ``param`` the request field.
+    ``code`` is the API error code (``process_messages_failed`` unless a renderer knows better), ``param`` the request
+    field.
     """
 
     def __init__(self, message: str, code: str = "process_messages_failed", param: str | None = None) -> None:
@@ -20,8 +21,9 @@ class PromptError(Exception):
 
 
 class Piece(NamedTuple):
-    """A run of prompt text. ``trusted`` text comes from the template or renderer, where control-token text is a control
-    token; text that is not trusted was supplied by a user, tool or document and is encoded without special-token matching."""
+    """A run of prompt text. ``trusted`` text comes from the template or renderer, where control-token text is a
+    control token; text that is not trusted was supplied by a user, tool or document and is encoded without
+    special-token matching."""
 
     text: str
     trusted: bool = True
@@ -31,13 +33,14 @@ class Piece(NamedTuple):
 class RenderRequest:
     """A conversation after API normalisation.
 
-    ``messages``: OpenAI chat shape as plain dicts (keys in the order role, content, name, tool_calls, reasoning_content,
-    tool_call_id; null and unknown fields dropped, except ``content: None`` of an assistant). ``content`` is a string, None or a list of
-    ``{"type": "text", "text": ...}`` parts. Tool-call ``arguments`` are the client's *text* here; renderers that want objects parse it.
-    ``tools``: ``[{"type": "function", "function": {...}}]`` already filtered by ``tool_choice``, or None.
-    ``thinking_type``: "enabled", "disabled", "adaptive" or None. ``effort``: ``thinking.effort`` or else ``reasoning_effort``, as text.
-    ``template_kwargs``: the client's ``chat_template_kwargs``. ``tool_choice`` and ``response_format`` as the client sent them.
-    ``model`` is the canonical model name.
+    ``messages``: OpenAI chat shape as plain dicts (keys in the order role, content, name, tool_calls,
+    reasoning_content, tool_call_id; null and unknown fields dropped, except ``content: None`` of an assistant).
+    ``content`` is a string, None or a list of ``{"type": "text", "text": ...}`` parts. Tool-call ``arguments`` are
+    the client's *text* here; renderers that want objects parse it. ``tools``: ``[{"type": "function", "function":
+    {...}}]`` already filtered by ``tool_choice``, or None. ``thinking_type``: "enabled", "disabled", "adaptive" or
+    None. ``effort``: ``thinking.effort`` or else ``reasoning_effort``, as text. ``template_kwargs``: the client's
+    ``chat_template_kwargs``. ``tool_choice`` and ``response_format`` as the client sent them. ``model`` is the
+    canonical model name.
     """
 
     model: str
@@ -55,9 +58,10 @@ class RenderRequest:
 
 @dataclass(slots=True)
 class RenderedPrompt:
-    """The prompt. ``armed``: output begins inside an open reasoning block (the renderer's own knowledge; None = decide by the
-    thinking rules). ``uncounted``: text at the end that the engine receives and ``prompt_tokens`` leaves out (Kimi-K3's stub; it is also the last of
-    ``pieces``). ``renderer`` names what rendered it ("jinja2", "minijinja", "deepseek_v4" ...)."""
+    """The prompt. ``armed``: output begins inside an open reasoning block (the renderer's own knowledge; None =
+    decide by the thinking rules). ``uncounted``: text at the end that the engine receives and ``prompt_tokens``
+    leaves out (Kimi-K3's stub; it is also the last of ``pieces``). ``renderer`` names what rendered it ("jinja2",
+    "minijinja", "deepseek_v4" ...)."""
 
     pieces: list[Piece]
     renderer: str

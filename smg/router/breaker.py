@@ -1,7 +1,8 @@
 """The circuit breaker of one worker.
 
-closed -> open after ``failure_threshold`` consecutive failures; open -> half open after ``timeout`` seconds; half open -> closed after
-``success_threshold`` successes, -> open again with one failure. An open breaker takes the worker out of selection.
+closed -> open after ``failure_threshold`` consecutive failures; open -> half open after ``timeout`` seconds; half
+open -> closed after ``success_threshold`` successes, -> open again with one failure. An open breaker takes the worker
+out of selection.
 """
 
 from __future__ import annotations

@@ -33,8 +33,9 @@ class ModelCard:
 
 @dataclass(slots=True, eq=False)
 class Worker:
-    """``inflight`` counts the requests of this gateway per detok process; ``tokens_since_report`` the prompt tokens sent since the
-    worker's last load report. ``spec`` is the registration body, kept so that a restarted router can register it again."""
+    """``inflight`` counts the requests of this gateway per detok process; ``tokens_since_report`` the prompt tokens
+    sent since the worker's last load report. ``spec`` is the registration body, kept so that a restarted router can
+    register it again."""
 
     url: str
     spec: dict[str, Any]

@@ -17,7 +17,9 @@ json_bytes = orjson.dumps
 
 
 class Renderer(Protocol):
-    """Renders one answer. A streaming renderer is emptied with ``take`` after every step, the other with ``body`` at the end."""
+    """Renders one answer. A streaming renderer is emptied with ``take`` after every step, the other with ``body`` at
+    the end.
+    """
 
     streaming: bool
 

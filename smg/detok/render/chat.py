@@ -1,7 +1,7 @@
 """Chat Completions: stream chunks and the complete answer.
 
-A stream chunk is a prefix and a suffix made once per choice, with the escaped delta between them; only the rare chunks (roles, log-probabilities,
-running usage) are put together from parts.
+A stream chunk is a prefix and a suffix made once per choice, with the escaped delta between them; only the rare
+chunks (roles, log-probabilities, running usage) are put together from parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from smg.detok.render.base import DONE, Output, client_finish_reason, json_bytes
 from smg.detok.usage import Usage
 from smg.engines.base import Delta
 from smg.messages import (
-    ContentDelta, GenerationPlan, ParserEvent, ReasoningDelta, ToolCallArguments, ToolCallStart,
+    ContentDelta,
+    GenerationPlan,
+    ParserEvent,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallStart,
 )  # fmt: skip
 from smg.vocab.decode import DecodeTable
 
@@ -23,7 +28,9 @@ _NULL_LOGPROBS = b',"logprobs":null'
 
 
 class ChatStream:
-    """Server-sent events of a streamed chat. Order per choice: role, deltas; then, after all choices, the finish chunks."""
+    """Server-sent events of a streamed chat. Order per choice: role, deltas; then, after all choices, the finish
+    chunks.
+    """
 
     streaming = True
 
@@ -99,7 +106,9 @@ class ChatStream:
             )
         elif type(event) is ToolCallArguments:
             delta = (
-                b'{"tool_calls":[{"index":%d,"function":{"arguments":' % event.index + json_bytes(event.fragment) + b"}}]}"
+                b'{"tool_calls":[{"index":%d,"function":{"arguments":' % event.index
+                + json_bytes(event.fragment)
+                + b"}}]}"
             )
         else:
             return

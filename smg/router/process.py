@@ -1,0 +1,259 @@
+"""The router process: one for the whole gateway, it alone knows the workers.
+
+It picks a worker and a detok process for every plan and forwards the plan as opaque bytes; decides about retries;
+keeps registry, health and breakers; tells everyone which models there are. It holds no request: until a plan is
+dispatched its owner is the frontend's copy of the body, afterwards the detok process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from smg.api.errors import ApiError, refused, render_error
+from smg.api.grpc_status import http_status, is_retryable
+from smg.api.paths import path_of_api
+from smg.messages import (
+    AdminCall,
+    DetokLoad,
+    Dispatch,
+    ModelTable,
+    Peer,
+    Redispatch,
+    Reply,
+    RingMessage,
+    Route,
+    TokenizerSource,
+    WorkerReport,
+)  # fmt: skip
+from smg.process import ChildProcess
+from smg.router.admin import Admin
+from smg.router.breaker import NAMES
+from smg.router.lifecycle import Lifecycle
+from smg.router.policies import Policy, RouteFacts, make_policy
+from smg.router.registry import RegistrationError, Registry
+from smg.router.retry import RetryRules
+from smg.router.worker import Worker
+from smg.telemetry.router_metrics import RouterMetrics
+
+log = logging.getLogger("smg.router")
+
+RETRY_AFTER = (("retry-after", "1"),)
+AVOID_LIMIT = 8
+
+
+class RouterProcess(ChildProcess):
+    """See the module's text. ``detok_load`` counts dispatched requests per detok process."""
+
+    role = "router"
+    talks_to = ("frontend", "tokenizer", "detok", "telemetry")
+
+    async def start(self) -> str:
+        settings = self.settings
+        self.metrics = RouterMetrics()
+        self._broadcast_due = False
+        self.loop = asyncio.get_running_loop()
+        self.registry = Registry(settings, self.run_dir, self._changed)
+        self.policies: dict[str, Policy] = {}
+        self.failed_jobs: dict[str, tuple[str, str, float]] = {}
+        self.detok_load: dict[int, int] = {}
+        self.retries = RetryRules.from_settings(settings)
+        self.lifecycle = Lifecycle(self)
+        self.admin = Admin(self)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            Route: self._on_route, Redispatch: self._on_redispatch, WorkerReport: self._on_report,
+            DetokLoad: self._on_detok_load, AdminCall: self.admin.on_call,
+        }  # fmt: skip
+        self._restore()
+        return f"policy {settings.policy}, {len(self.registry.workers)} workers"
+
+    def _restore(self) -> None:
+        """Workers and tokenizers: those of the router that ran before, or the flags at first start."""
+        saved = self.registry.saved()
+        if saved is None:
+            source = self.settings.tokenizer_source
+            if source is not None and not self.settings.disable_tokenizer_autoload:
+                self.registry.tokenizers[source] = TokenizerSource(source, source, self.settings.chat_template or "")
+            urls = [] if self.settings.enable_igw and not self.settings.worker_urls else self.settings.worker_urls
+            specs: list[dict[str, Any]] = [{"url": url} for url in dict.fromkeys(urls)]
+        else:
+            specs, sources, removed = saved
+            self.registry.tokenizers.update({source.name: source for source in sources})
+            self.registry.removed_tokenizers.update(removed)
+        for spec in specs:
+            try:
+                self.lifecycle.register(self.registry.new_worker(spec, self.breaker_changed))
+            except (RegistrationError, ValueError) as error:
+                log.error("worker %s is not registered: %s", spec.get("url"), error)
+
+    async def stop(self) -> None:
+        await self.lifecycle.close()
+
+    # Ring -----------------------------------------------------------------------------------------
+
+    def on_message(self, message: RingMessage) -> None:
+        handler = self._handlers.get(type(message))
+        if handler is not None:
+            handler(message)
+
+    def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
+        for peer in vanished:
+            if peer.role == "detok":
+                self.detok_load.pop(peer.index, None)
+                for worker in self.registry.workers.values():
+                    worker.forget_detok(peer.index)
+        table = self.registry.table()
+        for peer in appeared:
+            self.links.send(peer.role, peer.index, table)
+
+    def _changed(self) -> None:
+        """Broadcast once per loop iteration, however many changes there were."""
+        if not self._broadcast_due:
+            self._broadcast_due = True
+            self.loop.call_soon(self._broadcast)
+
+    def _broadcast(self) -> None:
+        self._broadcast_due = False
+        table: ModelTable = self.registry.table()
+        for role in self.talks_to:
+            for box in self.links.of(role).values():
+                box.send(table)
+
+    # Dispatch -------------------------------------------------------------------------------------
+
+    def _on_route(self, route: Route) -> None:
+        now = time.monotonic()
+        workers: list[Worker] = []
+        for part in route.parts:
+            worker = self._choose(route, part.prompt_tokens, part.block_hashes, now)
+            if worker is None:
+                self._no_worker(route)
+                return
+            workers.append(worker)
+        detok = self._choose_detok(workers[0])
+        if detok is None:
+            self._refuse(route, refused("service_unavailable", "no detokenizer process is running", status=503))
+            return
+        for worker, part in zip(workers, route.parts, strict=True):
+            worker.sent(detok, part.prompt_tokens)
+            self.metrics.workers.sent(worker.name, route.model, worker.inflight)
+        self.detok_load[detok] = self.detok_load.get(detok, 0) + len(workers)
+        if route.attempts == 0:
+            first = workers[0]
+            self.metrics.routed("regular", first.transport, route.model, route.endpoint, streaming=route.streaming)
+        carried = msgspec.structs.replace(route, plan=b"")
+        refs = [worker.ref() for worker in workers]
+        self.links.send("detok", detok, Dispatch(route.seq, route.frontend, refs, route.plan, carried))
+
+    def _choose(self, route: Route, prompt_tokens: int, hashes: bytes, now: float) -> Worker | None:
+        served = self.registry.by_model.get(route.model, ())
+        candidates = [worker for worker in served if worker.selectable(now)]
+        if len(candidates) > 1 and route.avoid:
+            others = [worker for worker in candidates if worker.url not in route.avoid]
+            candidates = others or candidates
+        if not candidates:
+            return None
+        policy = self.policies.get(route.model)
+        if policy is None:
+            policy = self.policies[route.model] = make_policy(self.settings, self.metrics)
+        facts = RouteFacts(route.model, prompt_tokens, hashes, route.routing_key, route.target_worker, now)
+        worker = policy.select(candidates, facts)
+        if worker is not None:
+            self.metrics.workers.selections.inc(worker.worker_type, worker.transport, route.model, policy.name)
+        return worker
+
+    def _choose_detok(self, worker: Worker) -> int | None:
+        """Streams of one worker share a detok process, so that one engine step is one read and one frame; a process
+        that is clearly busier than the others passes its streams on."""
+        live = sorted(self.links.of("detok"))
+        if not live:
+            return None
+        if len(live) == 1:
+            return live[0]
+        load = [self.detok_load.get(index, 0) for index in live]
+        home = zlib.crc32(worker.url.encode()) % len(live)
+        if load[home] <= 1.5 * sum(load) / len(live) + 16:
+            return live[home]
+        return live[load.index(min(load))]
+
+    def _no_worker(self, route: Route) -> None:
+        self.metrics.failed("regular", "grpc", route.model, route.endpoint, "no_workers")
+        if route.model not in self.registry.by_model:
+            error = refused("model_not_found", f"No worker available for model '{route.model}'", status=404)
+        else:
+            message = "No available workers (all circuits open or unhealthy)"
+            error = ApiError(503, "no_available_workers", message, gateway=True, headers=RETRY_AFTER)
+        self._refuse(route, error)
+
+    def _refuse(self, route: Route, error: ApiError) -> None:
+        status, headers, body = render_error(error, path_of_api(route.endpoint), route.request_id)
+        self.links.send("frontend", route.frontend, Reply(route.seq, status, headers, body))
+
+    # Outcomes -------------------------------------------------------------------------------------
+
+    def _on_redispatch(self, message: Redispatch) -> None:
+        """A worker failed before its first message."""
+        route = message.route
+        attempts = route.attempts + 1
+        if not is_retryable(message.code) or attempts >= self.retries.attempts:
+            if attempts > 1:
+                self.metrics.workers.exhausted.inc("regular", route.endpoint)
+            self.metrics.failed("regular", "grpc", route.model, route.endpoint, "backend_error")
+            status = http_status(message.code)
+            text = f"Failed to start generation: {message.message}"
+            headers = RETRY_AFTER if status in (429, 503) else ()
+            self._refuse(route, ApiError(status, "start_generation_failed", text, gateway=True, headers=headers))
+            return
+        delay = self.retries.delay(attempts)
+        self.metrics.workers.retried("regular", route.endpoint, attempts, delay)
+        avoid = [*route.avoid, message.url][-AVOID_LIMIT:]
+        again = msgspec.structs.replace(route, attempts=attempts, avoid=avoid)
+        self.loop.call_later(delay, self._on_route, again)
+
+    def _on_report(self, message: WorkerReport) -> None:
+        load = self.detok_load.get(message.detok, 0)
+        if load:
+            self.detok_load[message.detok] = load - 1
+        for worker in self.registry.find_url(message.url):
+            if message.dp_rank >= 0 and worker.dp_rank != message.dp_rank:
+                continue
+            worker.released(message.detok)
+            self._feed_breaker(worker, message.outcome)
+            self.metrics.workers.left(worker.name, worker.inflight)
+            return
+
+    def _feed_breaker(self, worker: Worker, outcome: str) -> None:
+        breaker = worker.breaker
+        if outcome == "success":
+            if not breaker.failures and not breaker.state:
+                breaker.successes += 1
+                self.metrics.breakers.outcome(worker.name, success=True)
+                return
+            breaker.success()
+        elif outcome == "failure":
+            breaker.failure(time.monotonic())
+            self.metrics.workers.errors.inc(worker.worker_type, worker.transport, "backend_error")
+        else:
+            return
+        self.metrics.breakers.outcome(worker.name, success=outcome == "success")
+        self.metrics.breakers.update(worker.name, NAMES[breaker.state], breaker.failures, breaker.successes)
+
+    def breaker_changed(self, worker: Worker, old: str, new: str) -> None:
+        """A breaker went from one state to another."""
+        log.warning("circuit breaker of worker %s: %s -> %s", worker.name, old, new)
+        self.metrics.breakers.transition(worker.name, old, new)
+
+    def _on_detok_load(self, message: DetokLoad) -> None:
+        """A detok process tells a restarted router what it runs."""
+        self.detok_load[message.detok] = sum(message.inflight.values())
+        for url, count in message.inflight.items():
+            for worker in self.registry.find_url(url)[:1]:
+                worker.forget_detok(message.detok)
+                worker.detok_inflight[message.detok] = count
+                worker.inflight += count
