@@ -17,6 +17,7 @@ from smg.models.json_stream import CallReader
 from smg.models.machine import SPACE, ToolMachine, call_object, compact
 from smg.models.python_literal import CallListReader
 from smg.models.scan import Markers
+from smg.models.structural import const, json_schema, sequence, tag, tags
 
 _TAG = "<|python_tag|>"
 _LIST_START, _LIST_END = "<|python_start|>", "<|python_end|>"
@@ -65,6 +66,8 @@ class ObjectSequence(ToolMachine):
             if text[end] == "{":
                 self._begin_object()
             else:
+                if not self._calls:
+                    self._release_gap()
                 self._state = _TEXT
         return end
 
@@ -227,23 +230,17 @@ def _encode_pythonic(text: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _tag_llama(request: TagRequest) -> dict[str, Any]:
+    """The tag and the calls, to the end of the answer: the format has no closing marker that free text could follow."""
     calls = [
-        {
-            "type": "tag",
-            "begin": f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "parameters": ',
-            "content": {"type": "json_schema", "json_schema": tool.parameters},
-            "end": "}",
-        }
+        tag(
+            f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "parameters": ',
+            json_schema(tool.parameters),
+            "}",
+        )
         for tool in request.tools
         if tool.name
     ]
-    sequence = {
-        "type": "tag",
-        "begin": _TAG,
-        "content": {"type": "tags_with_separator", "tags": calls, "separator": "; ", "at_least_one": True},
-        "end": "",
-    }
-    return {"format": {"type": "triggered_tags", "triggers": [_TAG], "tags": [sequence], "at_least_one": True}}
+    return {"format": sequence(const(_TAG), tags(calls, "; "))}
 
 
 FAMILY = Family(
