@@ -78,6 +78,11 @@ def check_json_schema(text: str | None, field: str) -> None:
         raise invalid("json_schema_schema_not_object", "the schema must be a JSON object", field)
 
 
+def ranked_candidates(request: CompletionRequest) -> int:
+    """Candidates per prompt when they are ranked, 0 when ``best_of`` asks for no more than what is shown."""
+    return request.best_of if request.best_of is not None and request.best_of > (request.n or 1) else 0
+
+
 def validate(request: CompletionRequest) -> list[Prompt]:
     """All rules that need nothing but the request; returns the prompts. Raises ``ApiError``."""
     prompts = prompts_of(request)
@@ -86,9 +91,9 @@ def validate(request: CompletionRequest) -> list[Prompt]:
     check_sampling_ranges(request, MAX_N)
     check_json_schema(request.json_schema, "json_schema")
     check_stream_options(request)
-    if request.best_of is not None and request.best_of <= (request.n or 1):
+    if request.best_of is not None and request.n is not None and request.best_of <= request.n:
         raise invalid("best_of_less_than_n", "best_of must be greater than n")
-    if request.best_of is not None and request.stream:
+    if ranked_candidates(request) and request.stream:
         raise invalid("best_of_not_supported_with_stream", "best_of is not supported when stream is enabled")
     limit = request.max_tokens
     if request.min_tokens is not None and limit is not None and request.min_tokens > limit:

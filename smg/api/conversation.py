@@ -87,6 +87,7 @@ def draft_conversation(
     if speaks_harmony:
         sampling.stop_token_ids = [*dict.fromkeys((*sampling.stop_token_ids, *harmony.STOP_TOKEN_IDS))]
         sampling.stop = ()
+        sampling.skip_special_tokens = conversation.engine_api != "responses"
     draft = Draft(
         info=info,
         api=api,

@@ -81,6 +81,10 @@ def messages_draft(context: Context, request: messages.MessagesRequest, request_
     choice = messages.chat_tool_choice(request)
     thinking = messages.thinking_type(request)
     render = messages_blocks.render_request(request, choice, thinking, info.id)
+    adapted = apply_turn_rules(
+        request.model, render.messages, render.tool_choice, effort=render.effort, thinking_type=thinking
+    )
+    render.effort, render.template_kwargs = adapted.effort, adapted.template_kwargs
     conversation = Conversation(
         engine_api="messages",
         render=render,
@@ -115,16 +119,17 @@ def turn_draft(context: Context, turn: responses.TurnRequest, request_id: str) -
     info = find_model(context, turn.model)
     names = {tool["function"]["name"] for tool in turn.tools}
     choice = responses_tools.chat_choice(responses_tools.parse_choice(turn.tool_choice), names)
+    raw_choice = choice.raw if turn.tool_choice is not None or turn.tools else None
     response_format = chat.response_format_value(turn.response_format)
-    effort, kwargs = apply_turn_rules(turn.model, turn.messages, turn.effort, choice.raw)
+    adapted = apply_turn_rules(turn.model, turn.messages, raw_choice, effort=turn.effort)
     render = RenderRequest(
         model=info.id,
         messages=turn.messages,
         tools=visible(turn.tools, choice),
-        tool_choice=choice.raw,
+        tool_choice=raw_choice,
         response_format=response_format,
-        effort=effort,
-        template_kwargs=kwargs,
+        effort=adapted.effort,
+        template_kwargs=adapted.template_kwargs,
     )
     sampling = responses.engine_sampling(turn.sampling)
     fill_defaults(sampling, info.default_sampling)
@@ -207,9 +212,10 @@ def completion_draft(context: Context, request: completions.CompletionRequest, r
     draft.return_hidden_states = bool(request.return_hidden_states)
     draft.return_token_ids = bool(request.return_token_ids)
     draft.options = {"echo": echo, "suffix": request.suffix or ""}
-    if request.best_of is not None:
+    candidates = completions.ranked_candidates(request)
+    if candidates:
         draft.options |= {"keep": sampling.n, "hide_logprobs": request.logprobs is None}
-        sampling.n = request.best_of
+        sampling.n = candidates
         draft.logprobs = request.logprobs or 0
     _stream(draft, request.stream, request.stream_options)
     return draft

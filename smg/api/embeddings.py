@@ -1,4 +1,7 @@
-"""``POST /v1/embeddings``: a string, several strings, token ids or several lists of them; one vector for each."""
+"""``POST /v1/embeddings``: a string, several strings, token ids or several lists of them; one vector for each.
+
+Also the bodies of ``/v1/classify`` (run as an embedding) and of the rerank routes.
+"""
 
 from __future__ import annotations
 
@@ -72,3 +75,20 @@ def decode_classify(body: bytes, headers: Mapping[str, str]) -> EmbeddingRequest
     """A classify body as the embedding request it is run as. Raises ``ApiError`` (plain text)."""
     request = _CLASSIFY.decode(body, headers)
     return msgspec.convert({"model": request.model, "input": request.input, "rid": request.rid}, EmbeddingRequest)
+
+
+class RerankRequest(Request, kw_only=True):
+    """``POST /v1/rerank`` and ``/rerank``."""
+
+    query: str
+    documents: list[str]
+    model: str | None = None
+
+
+_RERANK = BodyDecoder(RerankRequest, style="extractor")
+_RERANK_API = BodyDecoder(RerankRequest)
+
+
+def decode_rerank(path: str, body: bytes, headers: Mapping[str, str]) -> RerankRequest:
+    """The typed body; the two routes differ in how they refuse. Raises ``ApiError``."""
+    return (_RERANK if path == "/v1/rerank" else _RERANK_API).decode(body, headers)

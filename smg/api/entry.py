@@ -145,8 +145,12 @@ def _parse_reasoning(context: Context, body: bytes, headers: Mapping[str, str], 
     return Answer(tokenize.reasoning_body(normal, thought))
 
 
-def _rerank(context: Context, body: bytes, headers: Mapping[str, str], request_id: str) -> Answer:
-    raise ApiError(501, "not_implemented", "Rerank not implemented", plain=True)
+def _rerank(path: str) -> Handler:
+    def refuse(context: Context, body: bytes, headers: Mapping[str, str], request_id: str) -> Answer:
+        embeddings.decode_rerank(path, body, headers)
+        raise ApiError(501, "not_implemented", "Rerank not implemented", plain=True)
+
+    return refuse
 
 
 _HANDLERS: dict[str, Handler] = {
@@ -162,8 +166,8 @@ _HANDLERS: dict[str, Handler] = {
     "/v1/detokenize": _detokenize,
     "/parse/function_call": _parse_function_call,
     "/parse/reasoning": _parse_reasoning,
-    "/rerank": _rerank,
-    "/v1/rerank": _rerank,
+    "/rerank": _rerank("/rerank"),
+    "/v1/rerank": _rerank("/v1/rerank"),
 }
 
 PATHS = frozenset(_HANDLERS)

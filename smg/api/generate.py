@@ -112,7 +112,7 @@ def _check_ranges(params: SamplingParams) -> None:
     prefix = "sampling_params."
     check_decimal(prefix + "temperature", params.temperature, 0, float("inf"))
     check_decimal(prefix + "top_p", params.top_p, 0, 1, above=True)
-    check_top_k(prefix + "top_k", params.top_k)
+    check_top_k(prefix + "top_k", params.top_k or -1)
     check_decimal(prefix + "min_p", params.min_p, 0, 1)
     check_decimal(prefix + "frequency_penalty", params.frequency_penalty, -2, 2)
     check_decimal(prefix + "presence_penalty", params.presence_penalty, -2, 2)
@@ -126,11 +126,11 @@ def _check_ranges(params: SamplingParams) -> None:
 
 
 def sampling_of(params: SamplingParams, defaults: Mapping[str, float]) -> Sampling:
-    """The engine's sampling parameters; ``defaults`` is the worker's generation config."""
+    """The engine's sampling parameters; ``defaults`` is the worker's generation config. ``top_k`` 0 means off."""
     sampling = Sampling(
         temperature=params.temperature,
         top_p=params.top_p,
-        top_k=params.top_k,
+        top_k=-1 if params.top_k == 0 else params.top_k,
         min_p=params.min_p,
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,

@@ -205,7 +205,9 @@ def _document_text(block: DocumentBlock, where: str) -> str:
 
 
 def _search_text(block: SearchResultBlock) -> str:
-    return "\n".join([block.title, block.source, *(part.text for part in block.content)])
+    text = "\n".join(part.text for part in block.content)
+    head = f"<source>{block.source}</source>\n<title>{block.title}</title>"
+    return f"<search_result>\n{head}\n<content>\n{text}\n</content>\n</search_result>"
 
 
 def _shown_text(block: Any, where: str, model: str) -> str | None:
@@ -312,16 +314,21 @@ def chat_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def render_request(
     request: CountTokensRequest, choice: ToolChoice | None, thinking_type: str | None, model: str
 ) -> RenderRequest:
-    """The conversation for the prompt renderer. A trailing assistant message is continued. Raises ``ApiError``."""
+    """The conversation for the prompt renderer. A trailing assistant message is continued, one that holds nothing is as
+    good as absent. Raises ``ApiError``."""
     tools = chat_tools(request.tools or ())
     if choice is None and tools:
         choice = AUTO
+    messages = chat_messages(request, model)
+    last = messages[-1] if messages else {}
+    if last.get("role") == "assistant" and last["content"] is None and "tool_calls" not in last:
+        messages.pop()
     return RenderRequest(
         model=model,
-        messages=chat_messages(request, model),
+        messages=messages,
         tools=visible(tools, choice) if choice is not None else None,
         tool_choice=choice.raw if choice is not None else None,
-        continue_final_message=request.messages[-1].role == "assistant",
+        continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
         thinking_type=thinking_type,
         effort=request.output_config.effort if request.output_config is not None else None,
     )

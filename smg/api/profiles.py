@@ -73,17 +73,24 @@ def apply_rules(
 
 
 def apply_turn_rules(
-    model: str, messages: list[dict[str, Any]], effort: str | None, tool_choice: Any
-) -> tuple[str | None, dict[str, Any]]:
-    """``(effort, template variables)`` of a turn of a session, as the vendor reads them. Raises ``ApiError``."""
+    model: str,
+    messages: list[dict[str, Any]],
+    tool_choice: Any,
+    *,
+    effort: str | None,
+    thinking_type: str | None = None,
+) -> ProfileRequest:
+    """Effort and template variables of a Messages request or a session's turn, as the vendor reads them. These APIs
+    pair tool calls by rules of their own. Raises ``ApiError``."""
+    plain = ProfileRequest(
+        messages=messages, tool_choice=tool_choice, reasoning_effort=effort, thinking_type=thinking_type
+    )
     if vendor_of(model) not in ("deepseek", "kimi", "glm"):
-        return effort, {}
-    plain = ProfileRequest(messages=messages, tool_choice=tool_choice, reasoning_effort=effort)
+        return plain
     try:
-        adapted = apply_profile(model, plain)
+        return apply_profile(model, plain)
     except PromptError as error:
         raise invalid(error.code, error.message, error.param) from None
-    return adapted.effort, adapted.template_kwargs
 
 
 def _check_openai(request: ChatRequest) -> None:

@@ -55,8 +55,8 @@ class CustomTool(ToolBase, kw_only=True, tag="custom"):
 class NamespaceTool(ToolBase, kw_only=True, tag="namespace"):
     """A group of functions; the model sees each as ``<namespace>.<name>``."""
 
-    name: str
     description: str
+    name: str
     tools: list[FunctionTool | CustomTool]
 
 
