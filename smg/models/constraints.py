@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from smg.engines.base import BuildError, Constraint
-from smg.models.family import TagRequest, ToolSpec
+from smg.models.family import ReasoningFormat, TagRequest, ToolFormat, ToolSpec
 from smg.models.output import tool_specs
 from smg.models.prompt import PromptError
 from smg.models.registry import Selection
+from smg.models.structural import after_thought
 
 
 class ToolChoice(Protocol):
@@ -79,17 +80,30 @@ def tool_constraint(
     if not choice.forced or not specs:
         return None
     declared = selection.tool
-    if declared.structural_tag is not None and (native or (selection.tool_set and declared.tag_by_default)):
-        named = tuple(spec for spec in specs if spec.name)
+    named = tuple(spec for spec in specs if spec.name)
+    if declared.structural_tag is not None and named and (native or (selection.tool_set and declared.tag_by_default)):
         plain = declared.structural_tag(TagRequest(named, parallel, thinking=False))
         tag = plain
         if thinking and decoding_start != "after_reasoning":
-            tag = declared.structural_tag(TagRequest(named, parallel, thinking=True))
+            tag = _thinking_tag(declared, plain, TagRequest(named, parallel, thinking=True), selection.reasoning)
         return ToolConstraint(Constraint("structural_tag", _compact(tag), "tool"), reasons=tag != plain)
     if choice.mode == "function":
         name = specs[0].name
         return ToolConstraint(Constraint("json_schema", _compact(specs[0].parameters), "tool"), f"function:{name}")
     return ToolConstraint(Constraint("json_schema", _compact(calls_schema(specs)), "tool"), "array")
+
+
+def _thinking_tag(
+    declared: ToolFormat, plain: dict[str, Any], request: TagRequest, reasoning: ReasoningFormat | None
+) -> dict[str, Any]:
+    """The tag behind a prompt that ends inside an open thought. Where the format says nothing about thoughts, the model
+    has to close the thought first, or its call would be read as a part of it. Tags that are sent by default are left
+    alone: their formats end a thought by the call itself."""
+    tag = declared.structural_tag(request) if declared.structural_tag is not None else plain
+    if tag != plain or declared.tag_by_default or reasoning is None or not reasoning.close:
+        return tag
+    markers = {reasoning.open, reasoning.close, *declared.special_tokens}
+    return after_thought(plain["format"], request, reasoning.close, *sorted(markers))
 
 
 def calls_schema(specs: Sequence[ToolSpec]) -> dict[str, Any]:

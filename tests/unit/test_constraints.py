@@ -109,6 +109,25 @@ def test_a_grammar_that_begins_with_the_thought() -> None:
     )
 
 
+def test_a_native_call_comes_behind_the_thought() -> None:
+    selection = select_parsers("qwen3-8b")
+    plain = tool_constraint(TOOLS, REQUIRED, selection, native=True)
+    thinking = tool_constraint(TOOLS, REQUIRED, selection, native=True, thinking=True)
+    assert plain is not None
+    assert thinking is not None
+    assert not plain.reasons
+    assert thinking.reasons
+    thought, calls = json.loads(thinking.constraint.value)["format"]["elements"]
+    assert (thought["end"], calls) == ("</think>", json.loads(plain.constraint.value)["format"])
+
+
+def test_tools_without_a_name_have_no_tag() -> None:
+    nameless = [{"type": "function", "function": {"name": ""}}]
+    made = tool_constraint(nameless, REQUIRED, flagged("mistral"))
+    assert made is not None
+    assert made.forced == "array"
+
+
 def tool_with(name: str, definition: Any) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": definition}}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
@@ -182,7 +201,8 @@ def test_compile_check() -> None:
     try:
         for parser in TOOL_PARSERS:
             for thinking in (False, True):
-                made = tool_constraint(TOOLS, REQUIRED, flagged(parser), native=True, thinking=thinking)
+                selection = select_parsers("acme", flags=ParserNames(parser, "qwen3"))
+                made = tool_constraint(TOOLS, REQUIRED, selection, native=True, thinking=thinking)
                 assert made is not None
                 assert checker.check(made.constraint) is None, (parser, thinking)
         for kind, value in (
