@@ -163,8 +163,8 @@ class GenerationPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Submit(Message, frozen=True, tag="submit"):
-    """One HTTP request that the pool prepares or answers, body not decoded. ``headers`` holds only the ones the pool or the router acts
-    on (lower-case names). ``received`` is wall-clock seconds."""
+    """One HTTP request that the pool prepares or answers, body not decoded. ``headers`` holds only the ones the pool
+    or the router acts on (lower-case names). ``received`` is wall-clock seconds."""
 
     seq: int
     frontend: int

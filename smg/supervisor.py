@@ -240,7 +240,8 @@ class Supervisor:
                 self.exit_status = 128 + number
 
     def _end_children(self) -> None:
-        """Close every control channel (children then stop by themselves), kill what is left, remove the run directory."""
+        """Close every control channel (children then stop by themselves), kill what is left, remove the run directory.
+        """
         if self.signals > 1:
             self._kill(signal.SIGKILL)
         for child in self.children:

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from smg.detok.logprobs import LogprobTracker
 from smg.detok.stop import StopMatcher
 from smg.engines.base import Delta, TokenLogprobs
-from smg.messages import ContentDelta, GenerationPlan, ParserEvent
-from smg.models.output import ResponseParser
+from smg.messages import ContentDelta, GenerationPlan, ParserEvent, ToolCallStart
+from smg.models.harmony import HarmonyParser
+from smg.models.output import ResponseParser, tool_call_id
 from smg.vocab.decode import DecodeTable, IncrementalDecoder
 
 
@@ -23,10 +24,10 @@ class Choice:
     """
 
     __slots__ = (
-        "_by_token", "_decoder", "_end_ids", "_keep", "_parser", "_stop", "cached_tokens", "completion_tokens",
-        "ended_by_gateway", "engine_reasoning_tokens", "finish_reason", "hidden_states", "index", "keep_token_ids", "logprobs",
-        "matched_stop", "prompt_logprobs", "prompt_tokens", "spec_accepted", "spec_draft", "started", "stop_token_ids",
-        "token_ids", "tokens_seen",
+        "_by_token", "_decoder", "_end_ids", "_id_offset", "_id_style", "_keep", "_parser", "_stop", "cached_tokens",
+        "completion_tokens", "ended_by_gateway", "engine_reasoning_tokens", "finish_reason", "hidden_states", "index",
+        "keep_token_ids", "logprobs", "matched_stop", "prompt_logprobs", "prompt_tokens", "spec_accepted",
+        "spec_draft", "started", "stop_token_ids", "token_ids", "tokens_seen",
     )  # fmt: skip
 
     def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
@@ -35,6 +36,8 @@ class Choice:
         self._decoder = IncrementalDecoder(table, response.skip_special_tokens, response.spaces_between_special_tokens)
         self._stop = StopMatcher(stop.strings, keep=stop.keep) if stop.strings else None
         self._keep = stop.keep
+        self._id_style = parser.id_style
+        self._id_offset = parser.id_offset
         self._end_ids = frozenset(stop.eos_ids) | frozenset(stop.token_ids)
         self.stop_token_ids = frozenset(stop.token_ids)
         parses = parser.reasoning is not None or parser.tool is not None or parser.forced
@@ -57,10 +60,9 @@ class Choice:
         self.prompt_logprobs: TokenLogprobs | None = None
         self.hidden_states: object = None
 
-    @property
-    def parser(self) -> ResponseParser | None:
-        """The output parser; None when text is passed through."""
-        return self._parser
+    def call_id(self, start: ToolCallStart) -> str:
+        """A new id for the tool call that ``start`` announces; ask once per call."""
+        return tool_call_id(self._id_style, start.name, self._id_offset + start.index)
 
     @property
     def stop_string_matched(self) -> bool:
@@ -206,3 +208,57 @@ class Choice:
         if tail and not self._by_token:
             events = self._parser.feed(tail)
         return events + self._parser.finish()
+
+
+class HarmonyChoice(Choice):
+    """A choice of a model that speaks Harmony: its parser works on token ids, control tokens included, and cuts each
+    message by itself, stop strings as well."""
+
+    __slots__ = ("_harmony",)
+
+    def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
+        super().__init__(index, plan, table, keep_token_ids=keep_token_ids)
+        stop, spaces = plan.stop, plan.response.spaces_between_special_tokens
+        self._harmony = HarmonyParser(
+            lambda: IncrementalDecoder(table, False, spaces),
+            (lambda: StopMatcher(stop.strings, keep=stop.keep)) if stop.strings else None,
+        )
+
+    @property
+    def stop_string_matched(self) -> bool:
+        return self._harmony.matched_stop is not None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return self.engine_reasoning_tokens if self.engine_reasoning_tokens > 0 else self._harmony.reasoning_tokens
+
+    def feed(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> list[ParserEvent]:
+        if self.ended_by_gateway or not token_ids:
+            return []
+        self.started = True
+        self.tokens_seen += len(token_ids)
+        if self.keep_token_ids:
+            self.token_ids += token_ids
+        tracker = self.logprobs
+        if tracker is None:
+            events = self._harmony.feed(token_ids)
+        else:
+            events = []
+            for position, token in enumerate(token_ids):
+                before = self._harmony.in_content
+                events += self._harmony.feed((token,))
+                tracker.add(token, logprobs, position, 1, answer=before and self._harmony.in_content)
+                tracker.released += 1
+        if self._harmony.matched_stop is not None:
+            self.ended_by_gateway = True
+            self.matched_stop = self._harmony.matched_stop
+        return events
+
+    def flush(self) -> list[ParserEvent]:
+        return self._harmony.finish()
+
+
+def make_choice(index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> Choice:
+    """The choice object that the plan's parser needs."""
+    kind = HarmonyChoice if plan.parser.harmony else Choice
+    return kind(index, plan, table, keep_token_ids=keep_token_ids)

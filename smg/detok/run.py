@@ -17,7 +17,7 @@ from smg.api.errors import ApiError, refused, render_error
 from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
 from smg.api.paths import path_of_api
 from smg.api.stream_errors import stream_error_frames
-from smg.detok.choice import Choice
+from smg.detok.choice import Choice, make_choice
 from smg.detok.render import Renderer, make_renderer
 from smg.detok.usage import Usage
 from smg.engines.base import Call, Delta, EngineClient, EngineError
@@ -88,8 +88,8 @@ class Run:
     """See the module's text. ``out`` collects stream bytes of the current loop iteration."""
 
     __slots__ = (
-        "choices", "deadline", "dispatched", "encoded_plan", "first_token", "frontend", "host", "out", "over", "plan", "renderer", "route",
-        "seq", "sinks", "streaming", "workers",
+        "choices", "deadline", "dispatched", "encoded_plan", "first_token", "frontend", "host", "out", "over", "plan",
+        "renderer", "route", "seq", "sinks", "streaming", "workers",
     )  # fmt: skip
 
     def __init__(self, host: Host, dispatch: Dispatch, plan: GenerationPlan, table: DecodeTable) -> None:
@@ -108,7 +108,7 @@ class Run:
         self.streaming = False
         n = plan.response.n
         keep_ids = plan.response.return_token_ids or plan.response.api == "generate"
-        self.choices = [Choice(i, plan, table, keep_token_ids=keep_ids) for i in range(n * len(plan.parts))]
+        self.choices = [make_choice(i, plan, table, keep_token_ids=keep_ids) for i in range(n * len(plan.parts))]
         self.renderer: Renderer = make_renderer(plan, self.choices, table)
         self.sinks = [
             PartSink(self, index, worker, self.choices[index * n : (index + 1) * n])

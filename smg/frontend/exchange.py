@@ -24,8 +24,9 @@ class Exchange:
     """See the module's text. ``owner`` is the detok process that owns the stream (-1: none yet)."""
 
     __slots__ = (
-        "attempts", "body", "buffer_limit", "connection", "deadline", "done", "error_code", "gone", "head", "headers", "last_write",
-        "owner", "path", "pending", "pending_bytes", "received", "request_id", "seq", "state", "tokenizer",
+        "attempts", "body", "buffer_limit", "connection", "deadline", "done", "error_code", "gone", "head", "headers",
+        "last_write", "owner", "path", "pending", "pending_bytes", "received", "request_id", "seq", "state",
+        "tokenizer",
     )  # fmt: skip
 
     def __init__(
@@ -104,10 +105,11 @@ class Exchange:
 
     def writable(self) -> None:
         """The transport takes bytes again."""
-        if self.state == STREAMING and self.pending and self.connection is not None:
-            if self.connection.write_chunk(b"".join(self.pending)):
-                self.pending.clear()
-                self.pending_bytes = 0
+        if self.state != STREAMING or not self.pending or self.connection is None:
+            return
+        if self.connection.write_chunk(b"".join(self.pending)):
+            self.pending.clear()
+            self.pending_bytes = 0
 
     # From the coroutine and the clock ------------------------------------------------------------
 

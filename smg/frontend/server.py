@@ -121,7 +121,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # Token path ----------------------------------------------------------------------------------
 
     def write_chunk(self, body: bytes) -> bool:
-        """Write one HTTP chunk of the running response now; False when the client reads too slowly (nothing written)."""
+        """Write one HTTP chunk of the running response now; False when the client reads too slowly (nothing written).
+        """
         if self.flow.write_paused:
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))

@@ -95,11 +95,9 @@ class ChatStream:
             delta = b'{"reasoning_content":' + json_bytes(event.text) + b"}"
         elif type(event) is ToolCallStart:
             self._has_calls[choice.index] = True
-            parser = choice.parser
-            assert parser is not None
             delta = (
                 b'{"tool_calls":[{"index":%d,"id":' % event.index
-                + json_bytes(parser.call_id(event))
+                + json_bytes(choice.call_id(event))
                 + b',"type":"function","function":{"name":'
                 + json_bytes(event.name)
                 + b',"arguments":""}}]}'
@@ -207,10 +205,8 @@ class ChatAnswer:
             elif type(event) is ReasoningDelta:
                 message.reasoning.append(event.text)
             elif type(event) is ToolCallStart:
-                parser = choice.parser
-                assert parser is not None
                 function = {"name": event.name, "arguments": ""}
-                message.calls.append({"id": parser.call_id(event), "type": "function", "function": function})
+                message.calls.append({"id": choice.call_id(event), "type": "function", "function": function})
             elif type(event) is ToolCallArguments:
                 message.calls[event.index].setdefault("parts", []).append(event.fragment)
 

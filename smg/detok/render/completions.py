@@ -117,7 +117,7 @@ class CompletionStream(_Shared):
 
 
 class CompletionAnswer(_Shared):
-    """The complete answer. With ``best_of`` only the ``keep`` best choices of each prompt are shown, by mean logprob."""
+    """The complete answer. ``keep``: only so many of each prompt's choices are shown, best mean logprob first."""
 
     streaming = False
 
