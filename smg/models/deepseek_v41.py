@@ -71,6 +71,7 @@ FAMILY = Family(
             patterns=("deepseek-v4.1", "deepseek_v41", "deepseek-v41"),
             open="<think>",
             close="</think>",
+            thinking_toggle=True,
             parser=deepseek_v41_parser,
         ),
     ),

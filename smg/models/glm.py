@@ -232,6 +232,13 @@ FAMILY = Family(
         ),
     ),
     reasoning=(
-        ReasoningFormat(name="glm45", rank=7, patterns=("glm45", "glm47", "glm-5"), open="<think>", close="</think>"),
+        ReasoningFormat(
+            name="glm45",
+            rank=7,
+            patterns=("glm45", "glm47", "glm-5"),
+            open="<think>",
+            close="</think>",
+            thinking_toggle=True,
+        ),
     ),
 )

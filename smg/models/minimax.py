@@ -110,6 +110,7 @@ FAMILY = Family(
             patterns=("minimax-m3", "mm-m3"),
             open="<mm:think>",
             close="</mm:think>",
+            thinking_toggle=True,
             parser=minimax_m3_parser,
         ),
         ReasoningFormat(

@@ -187,6 +187,13 @@ FAMILY = Family(
             close="</think>",
             starts_in_reasoning=True,
         ),
-        ReasoningFormat(name="qwen3", rank=6, patterns=("qwen3", "qwen"), open="<think>", close="</think>"),
+        ReasoningFormat(
+            name="qwen3",
+            rank=6,
+            patterns=("qwen3", "qwen"),
+            open="<think>",
+            close="</think>",
+            thinking_toggle=True,
+        ),
     ),
 )
