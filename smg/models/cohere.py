@@ -19,6 +19,7 @@ _ACTION, _ACTION_END = "<|START_ACTION|>", "<|END_ACTION|>"
 _DROPPED = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>")
 
 _IN_CONTENT = Markers([_ACTION, *_DROPPED])
+_BEHIND_CALLS = Markers([_ACTION, *_DROPPED, "<|END_OF_TURN_TOKEN|>"])
 _END_MARKER = Markers([_ACTION_END])
 
 _NAMES, _ARGUMENTS = ("tool_name", "name"), ("parameters", "arguments")
@@ -54,7 +55,7 @@ class CohereParser(TrimmedMachine):
         self._text(self._take_held() + self._rest)
 
     def _in_text(self, text: str, pos: int) -> int:
-        found, marker = _IN_CONTENT.search(text, pos)
+        found, marker = (_BEHIND_CALLS if self._calls else _IN_CONTENT).search(text, pos)
         self._text(text[pos:found])
         if not marker:
             self._rest = text[found:]
@@ -138,8 +139,11 @@ def _parser(tools: Sequence[ToolSpec]) -> OutputParser:
     return CohereParser()
 
 
-def _head(name: str, number: int) -> str:
-    return f'{{"tool_call_id": "{number}", "tool_name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
+_ID, _NAME = '{"tool_call_id": "', '", "tool_name": '
+
+
+def _behind_id(name: str) -> str:
+    return f'{_NAME}{json.dumps(name, ensure_ascii=False)}, "parameters": '
 
 
 def _encode(text: str, calls: Sequence[ToolCall]) -> str:
@@ -148,22 +152,28 @@ def _encode(text: str, calls: Sequence[ToolCall]) -> str:
     if not calls:
         return text
     written = (
-        _head(call.name, number) + json.dumps(call.arguments, ensure_ascii=False) + "}"
+        f"{_ID}{number}{_behind_id(call.name)}{json.dumps(call.arguments, ensure_ascii=False)}}}"
         for number, call in enumerate(calls)
     )
     return f"{text}{_ACTION}[\n    " + ",\n    ".join(written) + f"\n]{_ACTION_END}"
 
 
 def _structural_tag(request: TagRequest) -> dict[str, Any]:
-    """The call ids are the position of the tool: they only have to be there."""
     calls = [
         {
             "type": "tag",
-            "begin": _head(tool.name, number),
-            "content": {"type": "json_schema", "json_schema": tool.parameters},
+            "begin": _ID,
+            "content": {
+                "type": "sequence",
+                "elements": [
+                    {"type": "regex", "pattern": "[0-9]+"},
+                    {"type": "const_string", "value": _behind_id(tool.name)},
+                    {"type": "json_schema", "json_schema": tool.parameters},
+                ],
+            },
             "end": "}",
         }
-        for number, tool in enumerate(request.tools)
+        for tool in request.tools
         if tool.name
     ]
     action = {

@@ -56,10 +56,10 @@ class NamedParser(ToolMachine):
 
     def _behind(self, text: str) -> None:
         """More than white space behind the value: the whole was no call, as far as that can still be said."""
-        if text.strip():
+        self._text(text)
+        if self._gap is None:
             self.broken.append(0)
             self._state = _TEXT
-            self._content(text)
 
     def _content(self, text: str) -> None:
         if text:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from smg.messages import ParserEvent
+from smg.messages import ContentDelta, ParserEvent
 from smg.models.family import Family, OutputParser, TagRequest, ToolCall, ToolFormat, ToolSpec
 from smg.models.json_stream import CallReader
 from smg.models.machine import SPACE, ToolMachine, call_object, compact
@@ -118,7 +118,7 @@ class LlamaParser(ObjectSequence):
 
     def feed(self, text: str) -> list[ParserEvent]:
         if self._state == _TEXT and self._gap is None and not self._rest and "<" not in text:
-            return self._only_text(text)
+            return [ContentDelta(text)] if text else []
         return super().feed(text)
 
     def _in_text(self, text: str, pos: int) -> int:
@@ -163,7 +163,7 @@ class PythonicParser(ObjectSequence):
         if "<" in text:
             text = self._without_markers(text)
         if self._state == _TEXT and self._gap is None and "[" not in text:
-            return self._only_text(text)
+            return [ContentDelta(text)] if text else []
         return super().feed(text)
 
     def finish(self) -> list[ParserEvent]:

@@ -66,12 +66,6 @@ class ToolMachine:
         while pos < size:
             pos = self._steps[self._state](text, pos)
 
-    def _only_text(self, text: str) -> list[ParserEvent]:
-        """The events of a piece that is known to be text."""
-        self._events = events = list[ParserEvent]()
-        self._text(text)
-        return events
-
     def _end(self) -> None:
         raise NotImplementedError
 
@@ -181,6 +175,12 @@ class TrimmedMachine(ToolMachine):
         self._begun = False
         self._tail: list[str] = []
 
+    def _only_text(self, text: str) -> list[ParserEvent]:
+        """The events of a piece that is known to be text."""
+        self._events = events = list[ParserEvent]()
+        self._text(text)
+        return events
+
     def _content(self, text: str) -> None:
         if not self._begun:
             text = text.lstrip()
@@ -208,7 +208,7 @@ def parse_whole(parser: OutputParser, text: str) -> list[ParserEvent]:
 
     The same machine, fed once. A stream can't take an announced call back, a complete answer can: calls that turned
     out broken (``ToolMachine.broken``) are left out and the others numbered anew; if none is left, the text has no
-    call and is content as a whole.
+    call and is content as a whole, unless the format drops its markup in any case (``drops_broken``).
     """
     events = parser.feed(text)
     events += parser.finish()
@@ -216,7 +216,8 @@ def parse_whole(parser: OutputParser, text: str) -> list[ParserEvent]:
     if not broken:
         return events
     kept = [event for event in events if getattr(event, "index", -1) not in broken]
-    if not any(isinstance(event, ToolCallStart) for event in kept):
+    called = any(isinstance(event, ToolCallStart) for event in kept)
+    if not called and not getattr(parser, "drops_broken", False):
         return [ContentDelta(text)]
     return [_renumbered(event, broken) for event in kept]
 

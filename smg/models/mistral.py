@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from smg.messages import ParserEvent
+from smg.messages import ContentDelta, ParserEvent
 from smg.models.family import Family, OutputParser, TagRequest, ToolCall, ToolFormat, ToolSpec
 from smg.models.json_stream import CallArrayReader, JsonReader
 from smg.models.machine import SPACE, ToolMachine, call_object
@@ -54,7 +54,7 @@ class MistralParser(ToolMachine):
 
     def feed(self, text: str) -> list[ParserEvent]:
         if self._state == _TEXT and not self._rest and not self._calls and "[" not in text:
-            return self._only_text(text)
+            return [ContentDelta(text)] if text else []
         return super().feed(text)
 
     def _end(self) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from smg.messages import ParserEvent
+from smg.messages import ContentDelta, ParserEvent
 from smg.models.family import Family, ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
 from smg.models.json_stream import CallReader
 from smg.models.machine import SPACE, ToolMachine, call_object
@@ -19,6 +19,7 @@ from smg.models.scan import Markers
 _OPEN = "<tool_call>"
 _CLOSE = "</tool_call>"
 _OPENER = Markers([_OPEN])
+_BEHIND_CALLS = Markers([_OPEN, "<|im_end|>"])
 _EDGES = Markers([_OPEN, _CLOSE])
 
 _TEXT, _OPENED, _CALL, _CLOSING, _MALFORMED = range(5)
@@ -40,7 +41,7 @@ class HermesParser(ToolMachine):
 
     def feed(self, text: str) -> list[ParserEvent]:
         if self._state == _TEXT and self._gap is None and not self._rest and not self._doubt and "<" not in text:
-            return self._only_text(text)
+            return [ContentDelta(text)] if text else []
         return super().feed(text)
 
     def _end(self) -> None:
@@ -56,13 +57,14 @@ class HermesParser(ToolMachine):
             self._release_gap()
 
     def _in_text(self, text: str, pos: int) -> int:
-        found, marker = _OPENER.search(text, pos)
+        found, marker = (_BEHIND_CALLS if self._calls else _OPENER).search(text, pos)
         self._text(text[pos:found])
         if not marker:
             self._rest = text[found:]
             return len(text)
-        self._held = [marker]
-        self._state = _OPENED
+        if marker == _OPEN:
+            self._held = [marker]
+            self._state = _OPENED
         return found + len(marker)
 
     def _opened(self, text: str, pos: int) -> int:

@@ -18,6 +18,7 @@ from smg.models.scan import Markers
 
 _MARKER = "<|tool_calls|>"
 _OPENER = Markers([_MARKER])
+_BEHIND_CALLS = Markers([_MARKER, "</s>"])
 _BRACKETS = Markers(["[", "{"])
 
 _START, _TEXT, _MARKED, _LITERAL = range(4)
@@ -57,13 +58,14 @@ class SarashinaParser(TrimmedMachine):
         self._state = _LITERAL
 
     def _in_text(self, text: str, pos: int) -> int:
-        found, marker = _OPENER.search(text, pos)
+        found, marker = (_BEHIND_CALLS if self._calls else _OPENER).search(text, pos)
         self._text(text[pos:found])
         if not marker:
             self._rest = text[found:]
             return len(text)
-        self._marked = True
-        self._state = _MARKED
+        if marker == _MARKER:
+            self._marked = True
+            self._state = _MARKED
         return found + len(marker)
 
     def _in_marked(self, text: str, pos: int) -> int:

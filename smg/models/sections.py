@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from smg.messages import ParserEvent
+from smg.messages import ContentDelta, ParserEvent
 from smg.models.json_stream import JsonReader
 from smg.models.machine import SPACE, ToolMachine
 from smg.models.scan import Markers
@@ -96,7 +96,7 @@ class SectionParser(ToolMachine):
                 self._run(text[pos:])
             return events
         if state == _TEXT and self._gap is None and not self._rest and self._machine.first not in text:
-            return self._only_text(text)
+            return [ContentDelta(text)] if text else []
         return super().feed(text)
 
     def _end(self) -> None:
