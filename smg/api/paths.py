@@ -9,6 +9,7 @@ _PATHS = {
     "messages": "/v1/messages",
     "responses": "/v1/responses",
     "embeddings": "/v1/embeddings",
+    "classify": "/v1/classify",
 }
 
 

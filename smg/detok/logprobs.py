@@ -68,8 +68,7 @@ def chat_entries(entries: Sequence[Entry], table: DecodeTable, alternatives: int
 
 
 def completion_logprobs(entries: Sequence[Entry], table: DecodeTable, alternatives: int, base: int) -> dict[str, Any]:
-    """The logprobs object of the completions API; ``base`` is the offset of the choice's text in what the client sees.
-    """
+    """The logprobs object of the completions API; ``base`` is the offset of the choice's text in what the client sees."""
 
     def text(token_id: int) -> str:
         raw = table.token_bytes(token_id)
@@ -78,11 +77,10 @@ def completion_logprobs(entries: Sequence[Entry], table: DecodeTable, alternativ
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
+    tops = [{text(token_id): logprob for token_id, logprob in entry.top[:alternatives]} for entry in entries]
     return {
         "tokens": [text(entry.token_id) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{text(t): p for t, p in entry.top[:alternatives]} for entry in entries]
-        if alternatives
-        else None,
+        "top_logprobs": tops if alternatives else None,
         "text_offset": [base + entry.start for entry in entries],
     }

@@ -16,6 +16,8 @@ import msgspec
 
 from smg.api.errors import refused, render_error
 from smg.api.paths import path_of_api
+from smg.detok.embedding import EmbeddingRun
+from smg.detok.host import AnyRun
 from smg.detok.run import Run
 from smg.detok.vocabularies import Vocabularies, VocabularyError
 from smg.engines.base import EngineClient
@@ -51,7 +53,7 @@ class DetokProcess(ChildProcess):
     talks_to = ("frontend", "router")
 
     async def start(self) -> str:
-        self.runs: dict[tuple[int, int], Run] = {}
+        self.runs: dict[tuple[int, int], AnyRun] = {}
         self.clients: dict[tuple[str, str], EngineClient] = {}
         self.metrics = DetokMetrics()
         self.vocabularies = Vocabularies(self.run_dir)
@@ -128,7 +130,11 @@ class DetokProcess(ChildProcess):
         self._start(message, plan, table)
 
     def _start(self, message: Dispatch, plan: GenerationPlan, table: Any) -> None:
-        run = Run(self, message, plan, table)
+        run: AnyRun
+        if plan.response.api in ("embeddings", "classify"):
+            run = EmbeddingRun(self, message, plan)
+        else:
+            run = Run(self, message, plan, table)
         self.runs[(message.frontend, message.seq)] = run
         self._engine_ids.update(part.engine_id for part in plan.parts)
         self._empty.clear()
@@ -176,7 +182,7 @@ class DetokProcess(ChildProcess):
         for box in links.of("frontend").values():
             box.flush()
 
-    def finished(self, run: Run) -> None:
+    def finished(self, run: AnyRun) -> None:
         self.runs.pop((run.frontend, run.seq), None)
         self._engine_ids.difference_update(part.engine_id for part in run.plan.parts)
         if not self.runs:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -18,42 +17,23 @@ from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
 from smg.api.paths import path_of_api
 from smg.api.stream_errors import stream_error_frames
 from smg.detok.choice import Choice, make_choice
+from smg.detok.host import Host
 from smg.detok.render import Renderer, make_renderer
 from smg.detok.usage import Usage
-from smg.engines.base import Call, Delta, EngineClient, EngineError
+from smg.engines.base import Call, Delta, EngineError
 from smg.messages import (
     Dispatch,
     GenerationPlan,
     Redispatch,
     Reply,
-    RingMessage,
     StreamEnd,
     StreamStart,
     WorkerRef,
     WorkerReport,
 )  # fmt: skip
-from smg.telemetry.metrics import DetokMetrics
 from smg.vocab.decode import DecodeTable
 
 log = logging.getLogger("smg.detok.run")
-
-
-class Host(Protocol):
-    """What a run needs of its process."""
-
-    index: int
-    metrics: DetokMetrics
-
-    def client(self, worker: WorkerRef) -> EngineClient: ...
-
-    def to_frontend(self, frontend: int, message: RingMessage) -> None: ...
-
-    def to_router(self, message: RingMessage) -> None: ...
-
-    def write(self, run: Run) -> None:
-        """``run.out`` has bytes for the client: send them at the end of this loop iteration."""
-
-    def finished(self, run: Run) -> None: ...
 
 
 class PartSink:

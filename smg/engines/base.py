@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from smg.engines.grpc.facts import Embedding
 
 
 class BuildError(Exception):
@@ -187,5 +190,8 @@ class EngineClient(Protocol):
         timeout: float | None = None,
     ) -> Call:
         """Start a generation. Never raises for engine trouble: failures reach ``sink.on_error``."""
+
+    async def embed(self, request: bytes, timeout: float) -> Embedding:
+        """One embedding. Raises ``EngineError`` (UNIMPLEMENTED where the transport has none)."""
 
     async def close(self) -> None: ...

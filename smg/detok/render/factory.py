@@ -9,6 +9,7 @@ from smg.detok.render.base import Renderer
 from smg.detok.render.chat import ChatAnswer, ChatStream
 from smg.detok.render.completions import CompletionAnswer, CompletionStream
 from smg.detok.render.generate import GenerateAnswer, GenerateStream
+from smg.detok.render.messages import MessagesAnswer, MessagesStream
 from smg.messages import GenerationPlan
 from smg.vocab.decode import DecodeTable
 
@@ -21,6 +22,8 @@ _RENDERERS: dict[tuple[str, bool], _Factory] = {
     ("completions", False): CompletionAnswer,
     ("generate", True): GenerateStream,
     ("generate", False): GenerateAnswer,
+    ("messages", True): MessagesStream,
+    ("messages", False): MessagesAnswer,
 }
 
 
