@@ -7,6 +7,7 @@ between ``<tool_call>`` and ``</tool_call>``, blocks separated by a newline.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,8 @@ _CLOSE = "</tool_call>"
 _OPENER = Markers([_OPEN])
 _BEHIND_CALLS = Markers([_OPEN, "<|im_end|>"])
 _EDGES = Markers([_OPEN, _CLOSE])
+
+_BEHIND_OBJECT = re.compile(r"[\s}\]]*")
 
 _TEXT, _OPENED, _CALL, _CLOSING, _MALFORMED = range(5)
 
@@ -92,8 +95,8 @@ class HermesParser(ToolMachine):
         return end
 
     def _closing(self, text: str, pos: int) -> int:
-        """The object is complete; the closing tag may be missing."""
-        end = SPACE.match(text, pos).end()  # type: ignore[union-attr]  # matches the empty text too
+        """The object is complete. The closing tag may be missing; a bracket too many in front of it is a slip."""
+        end = _BEHIND_OBJECT.match(text, pos).end()  # type: ignore[union-attr]  # matches the empty text too
         self._held.append(text[pos:end])
         rest = text[end : end + len(_CLOSE)]
         if rest == _CLOSE:

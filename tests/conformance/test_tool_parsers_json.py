@@ -164,3 +164,32 @@ def test_arguments_stream(name: str) -> None:
     assert len(fragments) >= 100
     start = next(index for index, event in enumerate(events) if isinstance(event, ToolCallStart))
     assert not any(isinstance(event, ContentDelta) for event in events[start:])
+
+
+SLIPS = [
+    ("qwen", '<tool_call>\n{"name": "f", "arguments": {}}}\n</tool_call> Done.', " Done."),
+    ("qwen", '<tool_call>\n{"name": "f", "arguments": {}}\n<tool_call>\n{"name": "f", "arguments": {}}', ""),
+    ("qwen", '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call><|im_end|>', ""),
+    ("mistral", "Now: [TOOL_CALLS]f[CALL_ID]a1B2[ARGS]{}[TOOL_CALLS]f[ARGS] {} Done.", "Now:  Done."),
+    ("mistral", '[TOOL_CALLS]f[ARGS]{"a": [1', ""),
+    ("mistral", "[TOOL_CALLS]f [ARGS]{}", "[TOOL_CALLS]f [ARGS]{}"),
+    ("mistral", "[TOOL_CALLS]f{}", "[TOOL_CALLS]f{}"),
+    ("json", '[[{"name": "f", "arguments": {}}]', "["),
+    ("json", '[{"name": "f", "arguments": {}}, 1, oops]', "[, 1, oops]"),
+    ("json", '["a", {"name": "f", "arguments": {}}, ["b"', ""),
+    ("json", '["{", {"x": 1}, ["b"', '["{", {"x": 1}, ["b"'),
+    ("pythonic", "[Smith (1999) says it. [f()]", "[Smith (1999) says it. "),
+    ("pythonic", ' {"name": "f", "parameters": {}} [f(a=1)]', ""),
+    ("llama", ' <|python_tag|> {"name": "f", "parameters": {}};', " "),
+    ("cohere", '<|START_ACTION|>{"tool_name": "f"}<|END_ACTION|><|END_OF_TURN_TOKEN|>', ""),
+    ("sarashina", "<|tool_calls|>: [{'name': 'f'}]</s>", ":"),
+    ("kimik2", "<|tool_calls_section_begin|><|tool_call_begin|>f:0<|tool_call_argument_begin|>{}<|im_end|>", ""),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "content"), SLIPS)
+def test_slips_of_models(name: str, text: str, content: str) -> None:
+    results = [run(tool_format(name).parser([ToolSpec("f")]), pieces) for pieces in chunkings(text)]
+    assert all(result == results[0] for result in results)
+    assert results[0][0] == content
+    assert {call for call, _ in results[0][1]} == (set() if content == text else {"f"})
