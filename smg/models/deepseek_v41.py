@@ -12,7 +12,7 @@ from typing import Any
 from smg.models.dsml import BAR, BREAK, dialect, encode_dsml
 from smg.models.family import Family, OutputParser, ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
 from smg.models.reasoning_blocks import deepseek_v41_parser
-from smg.models.structural import any_text, const, either, json_schema, sequence, tag, tags
+from smg.models.structural import any_text, const, either, json_schema, sequence, star, tag, tags
 from smg.models.tagged import TaggedParser
 
 _FORMAT = dialect("calls", space=" ", blank_before=BREAK, bare_calls=True, comma=", ", colon=": ")
@@ -36,7 +36,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     calls = [
         tag(
             f'{_FORMAT.invoke} name="{tool.name}">\n',
-            {"type": "star", "content": parameter},
+            star(parameter),
             _FORMAT.invoke_close + "\n",
         )
         for tool in request.tools

@@ -78,7 +78,7 @@ def dsml_tag(declared: TaggedFormat, request: TagRequest) -> dict[str, Any]:
     opener = declared.openers[0]
     calls = [
         tag(
-            f"{declared.invoke} name={dump(tool.name)}>\n",
+            f"{declared.invoke} name={dump(tool.name)}>",
             json_schema(tool.parameters, "deepseek_xml"),
             f"\n{declared.invoke_close}",
         )

@@ -191,9 +191,9 @@ def _encode_47(text: str, calls: Sequence[ToolCall]) -> str:
 _MARKERS = (_OPEN, _CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END)
 
 
-def _structural_tag(request: TagRequest, newline: str) -> dict[str, Any]:
+def _structural_tag(request: TagRequest, newline: str, end: str | list[str]) -> dict[str, Any]:
     calls = [
-        tag(f"{_OPEN}{tool.name}{newline}", json_schema(tool.parameters, "glm_xml"), newline + _CLOSE)
+        tag(f"{_OPEN}{tool.name}{newline}", json_schema(tool.parameters, "glm_xml"), end)
         for tool in request.tools
         if tool.name
     ]
@@ -201,11 +201,11 @@ def _structural_tag(request: TagRequest, newline: str) -> dict[str, Any]:
 
 
 def _structural_tag_45(request: TagRequest) -> dict[str, Any]:
-    return _structural_tag(request, "\n")
+    return _structural_tag(request, "\n", ["\n" + _CLOSE, _CLOSE])
 
 
 def _structural_tag_47(request: TagRequest) -> dict[str, Any]:
-    return _structural_tag(request, "")
+    return _structural_tag(request, "", _CLOSE)
 
 
 _SPECIAL = frozenset(_MARKERS)

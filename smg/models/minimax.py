@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from smg.models.family import Family, OutputParser, ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
-from smg.models.minimax_elements import BLOCK, BLOCK_END, INVOKE_END, NAMESPACE, ElementParser, invoke_open, write_calls
+from smg.models.minimax_elements import NAMESPACE, ElementParser, write_calls
+from smg.models.minimax_tag import element_tag
 from smg.models.reasoning_blocks import minimax_m3_parser
 from smg.models.structural import after_thought, json_schema, tag, tags, triggered
 from smg.models.tagged import ATTRIBUTE_NAME, TaggedFormat, TaggedParser
@@ -61,7 +62,7 @@ def _encode_m2(text: str, calls: Sequence[ToolCall]) -> str:
 
 def _structural_tag_m2(request: TagRequest) -> dict[str, Any]:
     calls = [
-        tag(f'<invoke name="{tool.name}">\n', json_schema(tool.parameters, "minimax_xml"), "\n</invoke>")
+        tag(f'<invoke name="{tool.name}">', json_schema(tool.parameters, "minimax_xml"), "\n</invoke>")
         for tool in request.tools
         if tool.name
     ]
@@ -71,16 +72,6 @@ def _structural_tag_m2(request: TagRequest) -> dict[str, Any]:
 
 def _parser_m3(tools: Sequence[ToolSpec]) -> OutputParser:
     return ElementParser(tools)
-
-
-def _structural_tag_m3(request: TagRequest) -> dict[str, Any]:
-    calls = [
-        tag(invoke_open(tool.name), json_schema(tool.parameters, "minimax_m3_xml"), INVOKE_END + "\n")
-        for tool in request.tools
-        if tool.name
-    ]
-    block = tag(BLOCK + "\n", tags(calls, ""), BLOCK_END)
-    return after_thought(triggered([BLOCK], [block]), request, "</mm:think>", NAMESPACE)
 
 
 FAMILY = Family(
@@ -99,7 +90,7 @@ FAMILY = Family(
             parser=_parser_m3,
             stems=("minimax-m3", "minimaxai/minimax-m3", "mm-m3"),
             special_tokens=frozenset({NAMESPACE}),
-            structural_tag=_structural_tag_m3,
+            structural_tag=element_tag,
             encode=write_calls,
         ),
     ),

@@ -63,7 +63,7 @@ def encode(text: str, calls: Sequence[ToolCall]) -> str:
 def structural_tag(request: TagRequest) -> dict[str, Any]:
     calls = [
         tag(
-            f"{_OPEN}\n<function={tool.name}>\n",
+            f"{_OPEN}\n<function={tool.name}>",
             json_schema(tool.parameters, "qwen_xml"),
             f"\n</function>\n{_CLOSE}",
         )

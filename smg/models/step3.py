@@ -23,6 +23,7 @@ from smg.models.structural import (
     const,
     either,
     json_schema,
+    optional,
     sequence,
     tag,
     tags,
@@ -47,6 +48,7 @@ _FORMAT = TaggedFormat(
     parameter_header=ATTRIBUTE_NAME,
     style=_STYLE,
     keep_empty=True,
+    close_required=True,
     call_open=_CALL,
     call_lead=re.compile(rf"\s*function\s*{_SEPARATOR}\s*"),
     call_stops=(_CALL_END,),
@@ -93,7 +95,7 @@ def _parameters(schema: dict[str, Any]) -> Tag:
     for key, each in properties.items() if isinstance(properties, dict) else ():
         item = tag(f'<steptml:parameter name="{key}">', _value(each, schema), _PARAMETER_CLOSE)
         needed = isinstance(required, list) and key in required
-        items.append(item if needed else {"type": "optional", "content": item})
+        items.append(item if needed else optional(item))
     return sequence(*items) if items else const("")
 
 

@@ -25,6 +25,15 @@ def either(elements: Sequence[Tag]) -> Tag:
     return {"type": "or", "elements": list(elements)}
 
 
+def optional(content: Tag) -> Tag:
+    return {"type": "optional", "content": content}
+
+
+def star(content: Tag) -> Tag:
+    """Any number of repetitions, none included."""
+    return {"type": "star", "content": content}
+
+
 def any_text(*excludes: str) -> Tag:
     return {"type": "any_text", "excludes": list(excludes)}
 
@@ -35,7 +44,8 @@ def json_schema(schema: Any, style: str = "") -> Tag:
     return {**content, "style": style} if style else content
 
 
-def tag(begin: str, content: Tag, end: str) -> Tag:
+def tag(begin: str, content: Tag, end: str | list[str]) -> Tag:
+    """``content`` between two markers; of several ``end`` markers any will do."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
@@ -45,7 +55,7 @@ def tags(each: Sequence[Tag], separator: str) -> Tag:
 
 
 def triggered(triggers: Sequence[str], each: Sequence[Tag]) -> Tag:
-    """Free text, and in it at least one of the tags: each begins where one of ``triggers`` shows up."""
+    """One of the tags, then free text and further tags: each begins where one of ``triggers`` shows up."""
     return {"type": "triggered_tags", "triggers": list(triggers), "tags": list(each), "at_least_one": True}
 
 

@@ -44,6 +44,7 @@ class TaggedFormat:
     ``opener_needs_call``: the opener is ordinary text unless a call follows it directly, and text between the calls of
     a section is content. Otherwise the section is markup as a whole and other text in it is dropped.
     ``keep_empty``: a section without any call is content.
+    ``close_required``: a call that lacks its own closing tag is broken.
     ``call_open``, ``call_lead``: a marker in front of every call and what must stand between the two.
     ``strip_before``: white space in front of a section is not content. ``blank_before``: exactly this much isn't.
     ``bare_calls``: a call outside a section counts.
@@ -63,6 +64,7 @@ class TaggedFormat:
     style: ValueStyle | None = None
     opener_needs_call: bool = False
     keep_empty: bool = False
+    close_required: bool = False
     call_open: str = ""
     call_lead: re.Pattern[str] | None = None
     call_stops: tuple[str, ...] = ()
@@ -99,6 +101,9 @@ class TaggedParser:
 
     ``_step`` is the current state: a method that takes the text and a position, handles what it can from there and
     returns where it stopped. ``_tail`` holds text that may be the beginning of a marker.
+
+    ``broken`` lists the calls that were announced and turned out incomplete or invalid; they were closed to valid JSON.
+    ``drops_broken``: a section is markup even when no call is left in it.
     """
 
     __slots__ = (
@@ -126,9 +131,13 @@ class TaggedParser:
         "_types",
         "_undecided",
         "_value_types",
+        "broken",
+        "drops_broken",
     )
 
     def __init__(self, declared: TaggedFormat, tools: Sequence[ToolSpec]) -> None:
+        self.broken: list[int] = []
+        self.drops_broken = not (declared.opener_needs_call or declared.keep_empty)
         self._format = declared
         self._types = ParameterTypes(tools)
         self._out: list[ParserEvent] = []
@@ -390,7 +399,10 @@ class TaggedParser:
     def _end_json_body(self) -> None:
         arguments = "".join(self._parts).strip()
         self._parts = []
-        self._end_call(arguments if is_json(arguments) else "{}")
+        valid = is_json(arguments)
+        if not valid:
+            self.broken.append(self._index)
+        self._end_call(arguments if valid else "{}")
 
     def _parameters(self, text: str, pos: int) -> int:
         declared = self._format
@@ -401,6 +413,8 @@ class TaggedParser:
         if marker == declared.parameter:
             self._step = self._parameter_tag
             return at + len(marker)
+        if declared.close_required and marker != declared.invoke_close:
+            self.broken.append(self._index)
         self._end_call("{}" if self._first else "}")
         return at + len(marker) if marker == declared.invoke_close else at
 
@@ -505,7 +519,9 @@ class TaggedParser:
         """The output ends inside a call: what was sent stays, closed so that it is valid JSON."""
         if self._step == self._json_body:
             self._end_json_body()
-        elif self._streaming and not self._key:
+            return
+        self.broken.append(self._index)
+        if self._streaming and not self._key:
             self._end_call('"}')
         else:
             self._end_call("{}" if self._first else "}")

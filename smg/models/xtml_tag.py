@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from smg.models.family import TagRequest, ToolSpec
-from smg.models.structural import Tag, any_text, const, either, json_schema, sequence, triggered
+from smg.models.structural import Tag, any_text, const, either, json_schema, optional, sequence, star, triggered
 from smg.models.typed_values import resolve
 
 _OPEN, _CLOSE, _SEP = "<|open|>", "<|close|>", "<|sep|>"
@@ -66,13 +66,13 @@ def _arguments(parameters: Mapping[str, Any]) -> Tag:
         opening = const(f'{_OPEN}argument key="')
         middle = const('" type="')
         anything = sequence(opening, _ATTRIBUTE, middle, _ATTRIBUTE, const(f'"{_SEP}'), _TEXT, _ARGUMENT_END)
-        return {"type": "star", "content": anything}
+        return star(anything)
     required = parameters.get("required")
     items: list[Tag] = []
     for key, schema in properties.items():
         item = _argument(key, schema, parameters)
         needed = isinstance(required, list) and key in required
-        items.append(item if needed else {"type": "optional", "content": item})
+        items.append(item if needed else optional(item))
     return sequence(*items)
 
 
