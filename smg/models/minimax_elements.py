@@ -233,8 +233,8 @@ class ElementParser(ToolMachine):
 
     def __init__(self, tools: Sequence[ToolSpec]) -> None:
         super().__init__()
-        self._schemas = {tool.name: (_Schemas(tool.parameters), tool.parameters) for tool in tools}
-        self._undeclared = (_Schemas({}), None)
+        self._parameters = {tool.name: tool.parameters for tool in tools}
+        self._schemas: dict[str, _Schemas] = {}
         self._tail = ""
         self._step: Callable[[str, int], int] = self._outside
 
@@ -304,7 +304,10 @@ class ElementParser(ToolMachine):
             if not name:
                 at += 1
                 continue
-            schemas, schema = self._schemas.get(name, self._undeclared)
+            schema = self._parameters.get(name)
+            schemas = self._schemas.get(name)
+            if schemas is None:
+                schemas = self._schemas[name] = _Schemas(schema or {})
             read = _Reader(tags, schemas).arguments(at, schema)
             if isinstance(read, _Malformed):
                 at = max(at + 1, read.at)
