@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from smg.messages import GenerationPlan, WorkerRef
+from smg.telemetry.logs import dropped_lines
 from smg.telemetry.series import (
     LOOP_DELAY_BUCKETS,
     Counters,
@@ -276,8 +277,6 @@ class ProcessMetrics:
 
     async def watch_loop(self) -> None:
         """Measure the loop's delay until cancelled."""
-        from smg.telemetry.logs import dropped_lines
-
         loop = asyncio.get_running_loop()
         while True:
             begun = loop.time()

@@ -52,11 +52,13 @@ def method_label(method: str) -> str:
 
 
 def worker_label(url: str) -> str:
-    """A worker's URL without credentials."""
+    """A worker's name without credentials; a data-parallel rank at its end (``grpc://host:port@3``) stays."""
     if "@" not in url:
         return url
-    parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    base, _, rank = url.rpartition("@")
+    suffix = f"@{rank}" if rank.isdigit() else ""
+    parts = urlsplit(base if suffix else url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])) + suffix
 
 
 class ModelGuard:
