@@ -73,3 +73,16 @@ def publish(listeners: Listeners) -> None:
 def inherited() -> Listeners:
     """The sockets this process inherited."""
     return _inherited
+
+
+def keep_for(role: str, index: int) -> None:
+    """In a freshly forked child: close the sockets that other processes serve. A listener only ends when its last copy
+    does.
+    """
+    for number, sock in enumerate(_inherited.api):
+        if (role, index) != ("frontend", number):
+            sock.close()
+    if role != "telemetry":
+        for other in (_inherited.metrics, _inherited.probes):
+            if other is not None:
+                other.close()

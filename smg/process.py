@@ -24,9 +24,11 @@ import setproctitle
 import uvloop
 import zmq
 
+from smg import listeners
 from smg.ipc import Inbox, Links, peer_address
 from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready, RingMessage
 from smg.settings import Settings
+from smg.telemetry.logs import setup_logging
 
 log = logging.getLogger("smg.process")
 
@@ -168,6 +170,8 @@ def run_child(
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     setproctitle.setproctitle(f"smg: {cls.role} {index}")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    listeners.keep_for(cls.role, index)
+    setup_logging(settings, f"{cls.role}{index}")
 
     async def body() -> None:
         await cls(index, generation, settings, run_dir, control).main()

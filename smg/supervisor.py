@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from smg.ipc import make_run_dir, peer_address
-from smg.listeners import bind_listeners, publish
+from smg.listeners import bind_listeners, inherited, publish
 from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready
 from smg.process import MAX_CONTROL_BYTES, ChildProcess, ControlChannel, run_child
 from smg.settings import Settings
@@ -232,6 +232,7 @@ class Supervisor:
             if self.signals == 1:
                 grace = max(0, self.settings.shutdown_grace_period_secs)
                 log.info("shutting down: draining for at most %d s", grace)
+                inherited().close()  # the children's copies stay open until they have drained
                 self.drain_deadline = time.monotonic() + grace
                 for child in self.children:
                     if child.control is not None:
@@ -240,8 +241,7 @@ class Supervisor:
                 self.exit_status = 128 + number
 
     def _end_children(self) -> None:
-        """Close every control channel (children then stop by themselves), kill what is left, remove the run directory.
-        """
+        """Close every control channel (children then stop by themselves), kill what is left, remove the run directory."""
         if self.signals > 1:
             self._kill(signal.SIGKILL)
         for child in self.children:
@@ -294,7 +294,7 @@ def _ring(settings: Settings) -> list[tuple[str, int, type[ChildProcess]]]:
 def run(settings: Settings) -> int:
     """Run a gateway in the foreground until it is signalled; returns the exit status. Raises ``ConfigError``."""
     listeners = bind_listeners(settings)
-    run_dir = make_run_dir()
+    run_dir = make_run_dir(settings.run_dir)
     try:
         metrics_dir = run_dir / "metrics"
         metrics_dir.mkdir(mode=0o700)

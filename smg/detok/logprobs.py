@@ -68,7 +68,7 @@ def chat_entries(entries: Sequence[Entry], table: DecodeTable, alternatives: int
 
 
 def completion_logprobs(entries: Sequence[Entry], table: DecodeTable, alternatives: int, base: int) -> dict[str, Any]:
-    """The logprobs object of the completions API; ``base`` is the offset of the choice's text in what the client sees."""
+    """The logprobs object of the completions API; ``base``: where the choice's text begins in what the client sees."""
 
     def text(token_id: int) -> str:
         raw = table.token_bytes(token_id)

@@ -19,6 +19,7 @@ from smg.api.paths import path_of_api
 from smg.detok.embedding import EmbeddingRun
 from smg.detok.host import AnyRun
 from smg.detok.run import Run
+from smg.detok.turn import TurnRun
 from smg.detok.vocabularies import Vocabularies, VocabularyError
 from smg.engines.base import EngineClient
 from smg.engines.clients import connect
@@ -32,7 +33,6 @@ from smg.messages import (
     Peer,
     Reply,
     RingMessage,
-    StreamData,
     WorkerRef,
     WorkerReport,
 )  # fmt: skip
@@ -57,7 +57,7 @@ class DetokProcess(ChildProcess):
         self.clients: dict[tuple[str, str], EngineClient] = {}
         self.metrics = DetokMetrics()
         self.vocabularies = Vocabularies(self.run_dir)
-        self._dirty: list[Run] = []
+        self._dirty: dict[tuple[int, int], Run] = {}
         self._engine_ids: set[str] = set()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -133,6 +133,8 @@ class DetokProcess(ChildProcess):
         run: AnyRun
         if plan.response.api in ("embeddings", "classify"):
             run = EmbeddingRun(self, message, plan)
+        elif plan.response.api == "events":
+            run = TurnRun(self, message, plan, table)
         else:
             run = Run(self, message, plan, table)
         self.runs[(message.frontend, message.seq)] = run
@@ -165,20 +167,18 @@ class DetokProcess(ChildProcess):
         self.links.send("router", 0, message)
 
     def write(self, run: Run) -> None:
-        if not self._dirty:
+        dirty = self._dirty
+        if not dirty:
             self.loop.call_soon(self._flush)
-        if len(run.out) == 1:
-            self._dirty.append(run)
+        dirty[run.seq, run.frontend] = run
 
     def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, []
+        dirty, self._dirty = self._dirty, {}
         links = self.links
-        for run in dirty:
-            out = run.out
-            if out:
-                body = out[0] if len(out) == 1 else b"".join(out)
-                out.clear()
-                links.send("frontend", run.frontend, StreamData(run.seq, body))
+        for run in dirty.values():
+            record = run.flush()
+            if record is not None:
+                links.send("frontend", run.frontend, record)
         for box in links.of("frontend").values():
             box.flush()
 

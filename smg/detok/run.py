@@ -26,6 +26,8 @@ from smg.messages import (
     GenerationPlan,
     Redispatch,
     Reply,
+    RingMessage,
+    StreamData,
     StreamEnd,
     StreamStart,
     WorkerRef,
@@ -72,7 +74,14 @@ class Run:
         "renderer", "route", "seq", "sinks", "streaming", "workers",
     )  # fmt: skip
 
-    def __init__(self, host: Host, dispatch: Dispatch, plan: GenerationPlan, table: DecodeTable) -> None:
+    def __init__(
+        self,
+        host: Host,
+        dispatch: Dispatch,
+        plan: GenerationPlan,
+        table: DecodeTable,
+        renderer: Renderer | None = None,
+    ) -> None:
         self.host = host
         self.plan = plan
         self.seq = dispatch.seq
@@ -89,7 +98,7 @@ class Run:
         n = plan.response.n
         keep_ids = plan.response.return_token_ids or plan.response.api == "generate"
         self.choices = [make_choice(i, plan, table, keep_token_ids=keep_ids) for i in range(n * len(plan.parts))]
-        self.renderer: Renderer = make_renderer(plan, self.choices, table)
+        self.renderer: Renderer = renderer or make_renderer(plan, self.choices, table)
         self.sinks = [
             PartSink(self, index, worker, self.choices[index * n : (index + 1) * n])
             for index, worker in enumerate(dispatch.workers)
@@ -225,6 +234,15 @@ class Run:
             else:
                 self.out.append(data)
                 self.host.write(self)
+
+    def flush(self) -> RingMessage | None:
+        """What the last loop iteration wrote, as one record."""
+        out = self.out
+        if not out:
+            return None
+        body = out[0] if len(out) == 1 else b"".join(out)
+        out.clear()
+        return StreamData(self.seq, body)
 
     def _begin_stream(self, data: bytes) -> None:
         self.streaming = True

@@ -97,7 +97,7 @@ class MessagesStream:
         self._begun = True
         response, choice = self._plan.response, self._choice
         prompt = self._plan.parts[0].prompt_tokens
-        message = {
+        message: dict[str, Any] = {
             "id": response.body_id, "type": "message", "role": "assistant", "content": [], "model": response.model,
             "stop_reason": None, "stop_sequence": None, "stop_details": None,
             "usage": usage_object(prompt, 0, choice.cached_tokens), "container": None,
@@ -139,14 +139,8 @@ class MessagesStream:
             self._block = ""
 
     def _delta_prefix(self, name: bytes, field: bytes) -> bytes:
-        return (
-            b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"'
-            % self._index
-            + name
-            + b'","'
-            + field
-            + b'":'
-        )
+        head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{' % self._index
+        return head + b'"type":"' + name + b'","' + field + b'":'
 
     def on_choice_end(self, choice: Choice) -> None:
         """The last events follow with the usage (``on_end``)."""

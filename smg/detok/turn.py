@@ -1,0 +1,85 @@
+"""A generation for a multi-turn session: the same run, its output goes to the frontend as events instead of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from smg.api.errors import ApiError
+from smg.detok.choice import Choice
+from smg.detok.host import Host
+from smg.detok.run import Run
+from smg.detok.usage import Usage
+from smg.engines.base import Delta
+from smg.messages import Dispatch, GenerationPlan, ParserEvent, RingMessage, TurnEnd, TurnEvents
+from smg.vocab.decode import DecodeTable
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class TurnRenderer:
+    """Collects the events of a loop iteration; ``take`` gives them as one msgpack list."""
+
+    streaming = True
+
+    def __init__(self) -> None:
+        self._events: list[ParserEvent] = []
+
+    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+        self._events += events
+
+    def on_choice_end(self, choice: Choice) -> None:
+        """The turn's end is a message of its own."""
+
+    def on_end(self, usage: Usage) -> None:
+        """The turn's end is a message of its own."""
+
+    def take(self) -> bytes:
+        if not self._events:
+            return b""
+        data = _encode(self._events)
+        self._events.clear()
+        return data
+
+    def body(self, usage: Usage) -> bytes:
+        raise TypeError("a turn has no body")
+
+
+class TurnRun(Run):
+    """Sends ``TurnEvents`` while it runs and one ``TurnEnd``, also when it fails."""
+
+    __slots__ = ("_turn",)
+
+    def __init__(self, host: Host, dispatch: Dispatch, plan: GenerationPlan, table: DecodeTable) -> None:
+        self._turn = TurnRenderer()
+        super().__init__(host, dispatch, plan, table, self._turn)
+
+    def _write(self) -> None:
+        self.streaming = True
+        self.host.write(self)
+
+    def flush(self) -> RingMessage | None:
+        data = self._turn.take()
+        return TurnEvents(self.seq, data) if data else None
+
+    def _answer(self) -> None:
+        usage = self.usage()
+        choice = self.choices[0]
+        self._end(TurnEnd(self.seq, choice.finish_reason or "", usage.counts(), choice.matched_stop), abort=False)
+        self.host.metrics.answered(self, usage)
+
+    def _fail(self, error: ApiError) -> None:
+        failure = (error.status, error.code, error.message)
+        self._end(TurnEnd(self.seq, "error", self.usage().counts(), None, failure), abort=True)
+
+    def _break_stream(self, message: str) -> None:
+        failure = (500, "stream_error", f"Stream error: {message}")
+        self._end(TurnEnd(self.seq, "error", self.usage().counts(), None, failure), abort=True)
+
+    def _end(self, end: TurnEnd, *, abort: bool) -> None:
+        rest = self.flush()
+        if rest is not None:
+            self.host.to_frontend(self.frontend, rest)
+        self.host.to_frontend(self.frontend, end)
+        self._close(abort=abort)
