@@ -31,32 +31,48 @@ _OFFSET = re.compile(r" \(byte (\d+)\)$")
 _BOUND = re.compile(r"Expected `int` (>=|<=)")
 _GOT = re.compile(r"Expected .*got `(\w+)`")
 _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]|(\[\.\.\.\])")
-_BRACKETS = bytes(set(range(256)) - set(b'{}[]"'))
+_NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_NO_STRUCTURE = bytes(set(range(256)) - set(b'{}[]"'))
+_AS_BRACES = bytes.maketrans(b"[]", b"{}")
 _STRING = re.compile(rb'"[^"]*"')
 _JSON_NAMES = {str: "str", bool: "bool", int: "int", float: "float", type(None): "null", list: "array", dict: "object"}
+
+
+def _without_escapes(body: bytes) -> bytes:
+    """The text without its backslashes and the characters they escape."""
+    pieces = body.split(b"\\")
+    kept = [pieces[0]]
+    escaped = False
+    for piece in pieces[1:]:
+        if escaped or not piece:  # an empty piece: the backslash is escaped by another one
+            kept.append(piece)
+            escaped = not escaped
+        else:
+            kept.append(piece[1:])
+    return b"".join(kept)
 
 
 def nesting_exceeds(body: bytes, limit: int) -> bool:
     """Whether brackets outside strings nest deeper than ``limit``. Also right, if meaningless, for text that is not
     JSON.
 
-    Works by whole-buffer byte operations, because it looks at every body before the parser does: drop escapes, keep
-    only
-    brackets and quotes, drop strings, then peel ``{}`` and ``[]`` from the inside once per level.
-    """
-    if body.count(b"{") + body.count(b"[") <= limit:
+    Works by whole-buffer byte operations, because it looks at every body before the parser does: count brackets, and
+    only if there are many, drop escapes and strings, then peel ``{}`` (all brackets as braces) from the inside once
+    per level."""
+    brackets = body.translate(None, _NO_BRACKETS)
+    if brackets.count(b"{") + brackets.count(b"[") <= limit:
         return False
     if b"\\" in body:
-        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    left = body.translate(None, _BRACKETS).replace(b'""', b"")
+        body = _without_escapes(body)
+    left = body.translate(_AS_BRACES, _NO_STRUCTURE).replace(b'""', b"")
     if b'"' in left:
         left = _STRING.sub(b"", left)
     for _ in range(limit):
-        peeled = left.replace(b"{}", b"").replace(b"[]", b"")
+        peeled = left.replace(b"{}", b"")
         if len(peeled) == len(left):
             break
         left = peeled
-    return left.count(b"{") + left.count(b"[") > limit or (b"{}" in left or b"[]" in left)
+    return left.count(b"{") > limit or b"{}" in left
 
 
 def is_json_content_type(value: str | None) -> bool:

@@ -323,6 +323,8 @@ def render_request(
     last = messages[-1] if messages else {}
     if last.get("role") == "assistant" and last["content"] is None and "tool_calls" not in last:
         messages.pop()
+    if not messages:
+        raise refused("convert_request_failed", "messages: there is nothing in them that this model can be shown")
     return RenderRequest(
         model=model,
         messages=messages,
