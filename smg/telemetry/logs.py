@@ -5,7 +5,7 @@ Text::
     2026-01-31T12:00:00.123Z INFO  smg.detok.run stream ended role=detok-0 request_id=chatcmpl-abc tokens=12
 
 JSON has the same members: ``time``, ``level``, ``area``, ``message``, ``role``, the fields given with ``extra=`` and,
-for an exception, ``error``. The filter is ``warn,smg=LEVEL``; the variable ``SMG_LOG`` (or ``RUST_LOG``) replaces it, for
+for an exception, ``error``. The filter is ``warn,smg=LEVEL``; ``SMG_LOG`` (or ``RUST_LOG``) replaces it, for
 example ``SMG_LOG=warn,smg.detok=debug``. The area ``smg.access`` (one line per request) is quiet unless the level is
 debug or the variable names it.
 
