@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import time
+
+# Seeded by the operating system, again in every forked process: ids must differ, but may be guessed.
+_random = random.Random()
+os.register_at_fork(after_in_child=_random.seed)
 
 
 def uuid7() -> str:
     """A fresh version-7 UUID (RFC 9562) as text: 48 bits of Unix milliseconds, 74 random bits."""
     stamp = time.time_ns() // 1_000_000
-    noise = int.from_bytes(os.urandom(10), "big")
+    noise = _random.getrandbits(80)
     high = (stamp << 16) | 0x7000 | (noise >> 68)
     low = 0x8000_0000_0000_0000 | (noise & 0x3FFF_FFFF_FFFF_FFFF)
     text = f"{high:016x}{low:016x}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import random
 import re
-import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Header = tuple[str, str]
+
+_random = random.Random()
+os.register_at_fork(after_in_child=_random.seed)
 
 DEFAULT_REQUEST_ID_HEADERS = ("x-request-id", "x-correlation-id", "x-trace-id", "request-id")
 _VISIBLE_ASCII = re.compile(r"[\x21-\x7e]{1,128}\Z")
@@ -120,4 +124,4 @@ def choose_request_id(headers: dict[str, str], names: Iterable[str], prefix: str
             if _VISIBLE_ASCII.match(value):
                 return value
             break
-    return prefix + secrets.token_hex(12)
+    return f"{prefix}{_random.getrandbits(96):024x}"

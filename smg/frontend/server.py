@@ -22,6 +22,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from smg.frontend.cork import CorkedTransport
 from smg.frontend.exchange import Exchange
 from smg.settings import Settings
 from smg.telemetry.metrics import FrontendMetrics
@@ -47,7 +48,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # Connection ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)  # type: ignore[arg-type]
+        self._corked = CorkedTransport(transport, self.loop)  # type: ignore[arg-type]
+        super().connection_made(self._corked)  # type: ignore[arg-type]
         if self.metrics is not None:
             self.metrics.connections_active.inc()
         self._arm_head_timer()
@@ -121,11 +123,12 @@ class GatewayProtocol(HttpToolsProtocol):
     # Token path ----------------------------------------------------------------------------------
 
     def write_chunk(self, body: bytes) -> bool:
-        """Write one HTTP chunk of the running response now; False when the client reads too slowly (nothing written).
-        """
+        """Write one HTTP chunk of the running response now; False, and nothing written, when the client is too slow."""
         if self.flow.write_paused:
             return False
-        self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+        corked = self._corked
+        corked.flush()
+        corked.inner.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 
 
@@ -136,7 +139,8 @@ class HttpServer:
         idle = settings.idle_connection_timeout_secs
         self._config = uvicorn.Config(
             app, http=GatewayProtocol, ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
-            server_header=False, timeout_keep_alive=idle if idle > 0 else 10**9,
+            server_header=False,
+            proxy_headers=False, timeout_keep_alive=idle if idle > 0 else 10**9,
             ssl_certfile=settings.tls_cert_path, ssl_keyfile=settings.tls_key_path,
         )  # fmt: skip
         self._config.load()

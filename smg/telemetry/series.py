@@ -12,10 +12,11 @@ out: the files of the multiprocess mode cannot shrink.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable
 from urllib.parse import urlsplit, urlunsplit
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram, values
 
 DURATION_BUCKETS = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0,
@@ -44,6 +45,14 @@ def configure(duration_buckets: Iterable[float] | None) -> None:
 def duration_buckets() -> tuple[float, ...]:
     """The buckets of duration histograms, in seconds, ascending, without +Inf."""
     return _duration_buckets
+
+
+def bind_to_process() -> None:
+    """Called in a forked child before it makes a metric: its values belong to this process from here on. The library
+    otherwise asks the kernel for the process id at every increment."""
+    pid = os.getpid()
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        values.ValueClass = values.MultiProcessValue(lambda: pid)
 
 
 def method_label(method: str) -> str:
@@ -147,9 +156,9 @@ class Gauges(_Family):
 
     def forget_where(self, position: int, value: str) -> None:
         """Forget every label set whose label at ``position`` has this value."""
-        for values in self._children:
-            if values[position] == value:
-                self.forget(*values)
+        for labels in self._children:
+            if labels[position] == value:
+                self.forget(*labels)
 
 
 class Histograms(_Family):

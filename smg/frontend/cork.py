@@ -1,0 +1,42 @@
+"""A transport that joins the writes of one loop iteration.
+
+The server writes a response's head and its body separately; each write is a system call and, on the client's side, a
+wake-up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+
+class CorkedTransport:
+    """Wraps a transport: ``write`` is delayed to the end of the loop iteration, ``flush`` and ``close`` send at once.
+    Everything else goes to the wrapped transport."""
+
+    __slots__ = ("_loop", "_parts", "inner")
+
+    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.inner = inner
+        self._loop = loop
+        self._parts: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self.flush)
+        self._parts.append(data)
+
+    def flush(self) -> None:
+        """Send what was written so far."""
+        parts = self._parts
+        if parts:
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            self.inner.write(data)
+
+    def close(self) -> None:
+        self.flush()
+        self.inner.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
