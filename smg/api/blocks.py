@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Sequence
+from struct import iter_unpack
 
 from xxhash import xxh3_64_intdigest
 
@@ -27,15 +28,16 @@ def block_hashes(token_ids: Sequence[int], block_size: int = BLOCK_SIZE) -> byte
     The hash of a block is xxh3_64 of its ids as little-endian uint32, seeded with the hash of the block before it
     (0 for the first). A rest shorter than a block has none.
     """
-    data = memoryview(token_bytes(token_ids))
-    step = block_size * _TOKEN_BYTES
-    hashes = array("Q")
+    size = block_size * _TOKEN_BYTES
+    data = token_bytes(token_ids)
+    hashes: list[int] = []
     add = hashes.append
     digest = xxh3_64_intdigest
     chained = 0
-    for start in range(0, len(data) - step + 1, step):
-        chained = digest(data[start : start + step], chained)
+    for (block,) in iter_unpack(f"{size}s", data[: len(data) - len(data) % size]):
+        chained = digest(block, chained)
         add(chained)
+    packed = array("Q", hashes)
     if sys.byteorder != "little":
-        hashes.byteswap()
-    return hashes.tobytes()
+        packed.byteswap()
+    return packed.tobytes()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -135,8 +136,12 @@ def _prepare(
 
 def selection_of(context: Context, info: ModelInfo) -> Selection:
     """The parsers of a model: its override, the gateway's flags, its name."""
-    override = ParserNames(info.tool_parser, info.reasoning_parser)
-    return select_parsers(info.id, override, context.flags.parsers)
+    return _selection(info.id, info.tool_parser, info.reasoning_parser, context.flags.parsers)
+
+
+@lru_cache(maxsize=256)
+def _selection(model: str, tool: str, reasoning: str, flags: ParserNames) -> Selection:
+    return select_parsers(model, ParserNames(tool, reasoning), flags)
 
 
 def _read(

@@ -147,7 +147,7 @@ def turn_draft(context: Context, turn: responses.TurnRequest, request_id: str) -
     draft = draft_conversation(
         context, info, conversation, api="events", request_id=request_id, engine_id=turn.engine_id
     )
-    draft.stream = True
+    draft.stream = turn.stream
     draft.response_format = conversation.output is not None
     draft.logprobs = (turn.top_logprobs or 0) if turn.logprobs else None
     draft.routing_id = turn.routing_id

@@ -276,6 +276,7 @@ class TurnRequest(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     sampling: TurnSampling = msgspec.field(default_factory=TurnSampling)
     top_logprobs: int | None = None
     logprobs: bool = False
+    stream: bool = False
     routing_id: str = ""
     items: list[dict[str, Any]] | None = None
     instructions: str | None = None
@@ -322,6 +323,7 @@ def turn_request(
         sampling=turn_sampling(request),
         top_logprobs=request.top_logprobs,
         logprobs=wants_logprobs,
+        stream=bool(request.stream),
         routing_id=request.request_id or "",
     )
 

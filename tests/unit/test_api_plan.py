@@ -352,7 +352,8 @@ def test_count_tokens() -> None:
 
 def test_turn_of_a_session() -> None:
     planned = Gateway().plan(RESPONSES, {"model": MODEL, "input": "q", "parallel_tool_calls": False})
-    assert (planned.response.api, planned.endpoint, planned.response.stream) == ("events", "responses", True)
+    assert (planned.response.api, planned.endpoint, planned.response.stream) == ("events", "responses", False)
+    assert Gateway().plan(RESPONSES, {"model": MODEL, "input": "q", "stream": True}).response.stream is True
     assert (planned.parts[0].engine_id, planned.parser.parallel) == ("turn-1", False)
 
 
