@@ -171,7 +171,11 @@ class FlagCommand(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         options = [param for param in self.params if isinstance(param, FlagOption)]
-        words, emptied, unknown = normalise(options, args, abbreviations=True)
+        try:
+            words, emptied, unknown = normalise(options, args, abbreviations=True)
+        except click.UsageError as error:
+            error.ctx = ctx
+            raise
         if unknown:
             raise click.UsageError(f"unrecognized arguments: {' '.join(unknown)}", ctx)
         ctx.meta["smg.emptied"] = emptied

@@ -14,6 +14,26 @@ from smg.settings import Settings, flags
 SCHEMES = ("http://", "https://", "grpc://", "grpcs://", "ipc://")
 GRPC_SCHEMES = ("grpc://", "grpcs://", "ipc://")
 DEFAULT_PORTS = {"http": 80, "https": 443}
+_NOT_NEGATIVE = (
+    "queue_size",
+    "queue_timeout_secs",
+    "max_background_responses",
+    "shutdown_grace_period_secs",
+    "drain_delay_secs",
+    "migration_limit",
+    "header_read_timeout_secs",
+    "idle_connection_timeout_secs",
+    "history_memory_max_responses",
+    "history_memory_max_items",
+    "history_memory_retention_secs",
+    "balance_abs_threshold",
+    "max_idle_secs",
+    "worker_startup_timeout_secs",
+    "worker_startup_delay",
+    "tokenizer_cache_l0_max_entries",
+    "tokenizer_cache_l0_max_memory",
+    "tokenizer_cache_l1_max_memory",
+)
 _HEADER_NAME = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 
@@ -136,13 +156,7 @@ def _check_limits(settings: Settings) -> None:
     rate = settings.rate_limit_tokens_per_second
     if rate is not None and rate < 0:
         raise _invalid("rate_limit_tokens_per_second", rate, "Must be >= 0 when specified")
-    for name in (
-        "queue_size", "queue_timeout_secs", "max_background_responses", "shutdown_grace_period_secs", "drain_delay_secs",
-        "migration_limit", "header_read_timeout_secs", "idle_connection_timeout_secs", "history_memory_max_responses",
-        "history_memory_max_items", "history_memory_retention_secs", "balance_abs_threshold", "max_idle_secs",
-        "worker_startup_timeout_secs", "worker_startup_delay", "tokenizer_cache_l0_max_entries",
-        "tokenizer_cache_l0_max_memory", "tokenizer_cache_l1_max_memory",
-    ):  # fmt: skip
+    for name in _NOT_NEGATIVE:
         if getattr(settings, name) < 0:
             raise _invalid(name, getattr(settings, name), "can't convert negative int to unsigned")
     _positive(settings, ("job_queue_capacity", "job_queue_concurrency"))
@@ -273,8 +287,8 @@ def _check_headers(settings: Settings) -> None:
         if origin == "*":
             raise _invalid("cors_allowed_origins", origin, "* must stand alone")
         if not _is_origin(origin):
-            reason = "not exactly an origin (lower-case scheme://host[:port], no userinfo, no default port, nothing after it)"
-            raise _invalid("cors_allowed_origins", origin, reason)
+            form = "lower-case scheme://host[:port], no userinfo, no default port, nothing after it"
+            raise _invalid("cors_allowed_origins", origin, f"not exactly an origin ({form})")
 
 
 def _is_origin(text: str) -> bool:
