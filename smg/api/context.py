@@ -33,7 +33,8 @@ class Tokenizer(Protocol):
 
     @property
     def keeps_tools(self) -> bool:
-        """The renderer applies ``tool_choice`` itself: ``RenderRequest.tools`` is the client's list, unfiltered."""
+        """The renderer states ``tool_choice`` "none" and an empty list in the prompt: it gets the client's list
+        then."""
 
     def prepare(self, request: RenderRequest) -> tuple[RenderedPrompt, Sequence[int]]:
         """The rendered prompt and its ids. Raises ``PromptError``."""

@@ -35,14 +35,16 @@ def prompt_error(error: PromptError) -> ApiError:
 
 @dataclass(slots=True)
 class Conversation:
-    """One generation from messages. ``tools`` are all declarations in chat form, ``choice`` None = not given.
-    ``engine_api``: "chat", "messages" or "responses". ``known_calls``: tool calls that the history already holds."""
+    """One generation from messages. ``tools`` are all declarations in chat form (``tools_given`` False: the client
+    sent no list at all), ``choice`` None = not given. ``engine_api``: "chat", "messages" or "responses".
+    ``known_calls``: tool calls that the history already holds."""
 
     engine_api: str
     render: RenderRequest
     tools: list[dict[str, Any]]
     choice: ToolChoice | None
     sampling: Sampling
+    tools_given: bool = True
     output: Constraint | None = None
     parallel: bool = True
     separate_reasoning: bool = True
@@ -68,8 +70,7 @@ def draft_conversation(
     """The draft of one conversation: prompt, constraint, parsers. Raises ``ApiError``."""
     tokenizer = context.tokenizer(info)
     speaks_harmony = harmony.speaks_harmony(info.id, info.architectures, info.model_type)
-    if tokenizer.keeps_tools or speaks_harmony:
-        conversation.render.tools = conversation.tools or conversation.render.tools
+    conversation.render.tools = _renderer_tools(tokenizer, conversation, speaks_harmony)
     try:
         rendered, ids = _prepare(tokenizer, conversation, speaks_harmony)
         check_length(len(ids), info)
@@ -110,6 +111,18 @@ def draft_conversation(
     if reading.tool is not None:
         draft.options["forced"] = True
     return draft
+
+
+def _renderer_tools(
+    tokenizer: Tokenizer, conversation: Conversation, speaks_harmony: bool
+) -> list[dict[str, Any]] | None:
+    """The tools the renderer gets. Some state even a forbidden or an empty list in the prompt."""
+    given = conversation.tools if conversation.tools_given else None
+    if speaks_harmony:
+        return given
+    if tokenizer.keeps_tools and (not given or (conversation.choice or AUTO).mode == "none"):
+        return given
+    return conversation.render.tools
 
 
 def stop_encodings(info: ModelInfo, tokenizer: Tokenizer, strings: Sequence[str]) -> dict[str, list[int]]:

@@ -120,11 +120,21 @@ def test_tools_a_model_is_shown(choice: Any, names: list[str] | None, seen: Any)
     assert request.tool_choice == seen
 
 
-def test_renderers_that_apply_the_choice_get_all_tools() -> None:
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"tools": TWO, "tool_choice": "none"}, ["f", "g"]),
+        ({"tools": TWO, "tool_choice": ALLOWED}, ["g"]),
+        ({"tools": []}, []),
+        ({}, None),
+    ],
+)
+def test_renderers_that_state_the_choice_keep_the_tools(fields: dict[str, Any], names: list[str] | None) -> None:
     gateway = Gateway()
     gateway.characters.keeps_tools = True
-    gateway.plan(CHAT, {"model": MODEL, "messages": [HI], "tools": TWO, "tool_choice": "none"})
-    assert len(gateway.render.tools or ()) == 2
+    gateway.plan(CHAT, {"model": MODEL, "messages": [HI], **fields})
+    tools = gateway.render.tools
+    assert (tools and [tool["function"]["name"] for tool in tools]) == names
 
 
 def test_functions_are_tools() -> None:
