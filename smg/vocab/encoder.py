@@ -134,6 +134,14 @@ class Encoder:
         before, after = self.frame
         return [*before, *self.encode(text), *after]
 
+    def is_added_token(self, text: str) -> bool:
+        """Whether a text is exactly one added token."""
+        return text in self._added_ids
+
+    def cuts_up(self, text: str) -> bool:
+        """Whether a text is so long that it is encoded in slices, which begin at its start and not at a token."""
+        return self._sliced and len(text) > _KIMI_RUN_LIMIT and len(_kimi_slices(text)) > 1
+
     def token_to_id(self, token: str) -> int | None:
         """The id of a token in the vocabulary's own spelling, added tokens included."""
         return self.tokenizer.token_to_id(token)
