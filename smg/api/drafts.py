@@ -34,13 +34,21 @@ def find_model(context: Context, name: str) -> ModelInfo:
 # Conversations
 
 
-def chat_draft(context: Context, request: chat.ChatRequest, request_id: str) -> Draft:
-    """``/v1/chat/completions``."""
+def check_parser_header(value: str | None) -> None:
+    """``x-smg-parser`` names an output parser implementation. There is one, under both of its names. Raises
+    ``ApiError``."""
+    if value is not None and value.lower() not in ("legacy", "symphony"):
+        raise refused("invalid_parser_header", f'x-smg-parser must be legacy or symphony, not "{value[:64]}"')
+
+
+def chat_draft(context: Context, request: chat.ChatRequest, request_id: str, parser: str | None = None) -> Draft:
+    """``/v1/chat/completions``; ``parser`` is the ``x-smg-parser`` header."""
     tools, choice = chat.validate(request)
     render = chat.render_request(request, tools, choice)
+    check_parser_header(parser)
+    chat.check_modalities(request)
     info = find_model(context, request.model)
     render.model = info.id
-    chat.check_modalities(request)
     vocabulary = effective_vocabulary(info, context.tokenizer(info).vocab_size) if request.logit_bias else 0
     sampling = sampling_of(request, info.default_sampling, max_tokens=request.limit, vocab_size=vocabulary)
     sampling.skip_special_tokens = True
@@ -76,8 +84,12 @@ def _stream(draft: Draft, stream: bool | None, options: StreamOptions | None) ->
         draft.continuous_usage = bool(options.continuous_usage_stats)
 
 
-def messages_draft(context: Context, request: messages.MessagesRequest, request_id: str) -> Draft:
-    """``/v1/messages``."""
+def messages_draft(
+    context: Context, request: messages.MessagesRequest, request_id: str, parser: str | None = None
+) -> Draft:
+    """``/v1/messages``; ``parser`` is the ``x-smg-parser`` header."""
+    messages.validate(request)
+    check_parser_header(parser)
     info = find_model(context, request.model)
     choice = messages.chat_tool_choice(request)
     thinking = messages.thinking_type(request)
