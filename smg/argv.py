@@ -14,9 +14,10 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import click
+import msgspec
 
 from smg.flags import Flag
-from smg.settings import Settings, flag_of
+from smg.settings import flag_of
 
 WORD_SEPARATOR = "\x1f"
 _NEGATIVE_NUMBER = re.compile(r"^-\d+$|^-\d*\.\d+$")
@@ -158,10 +159,10 @@ def _value_type(hint: Any, flag: Flag) -> tuple[Any, bool]:
     return FloatType() if element is float else click.STRING, is_list
 
 
-def setting_options(defaults: Settings | None = None) -> list[FlagOption]:
-    """One option per setting, in help order. Derived defaults (by cores) are shown as this machine has them."""
-    shown = defaults or Settings()
-    hints = get_type_hints(Settings, include_extras=True)
+def options_of(table: type[msgspec.Struct]) -> list[FlagOption]:
+    """One option per field of a settings struct, in help order; derived defaults are shown as this machine has them."""
+    shown = table()
+    hints = get_type_hints(table, include_extras=True)
     ordered = sorted(hints.items(), key=lambda item: flag_of(item[1]).tier in ("later", "refused"))
     return [FlagOption(field, flag_of(hint), hint, getattr(shown, field)) for field, hint in ordered]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from smg.argv import FlagCommand, given_values, setting_options
+from smg.argv import FlagCommand, given_values, options_of
 from smg.settings import Settings, check_settings, ignored_flags
 from smg.settings_build import build_settings
 from smg.telemetry.logs import setup_logging
@@ -53,7 +53,7 @@ def _launch(**_values: Any) -> int:
 launch_command = FlagCommand(
     "launch",
     callback=_launch,
-    params=[*setting_options()],
+    params=[*options_of(Settings)],
     help="Start the gateway. Workers come from --worker-urls or from the workers API.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
 )
