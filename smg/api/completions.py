@@ -23,6 +23,7 @@ MAX_N = 128
 MAX_BEST_OF = 20
 MAX_LOGPROBS = 20
 MAX_PROMPTS = 1024
+MAX_CHOICES = 4096
 
 
 class CompletionRequest(SamplingRequest, kw_only=True):
@@ -89,6 +90,8 @@ def validate(request: CompletionRequest) -> list[Prompt]:
     check_integer("best_of", request.best_of, 0, MAX_BEST_OF)
     check_integer("logprobs", request.logprobs, 0, MAX_LOGPROBS)
     check_sampling_ranges(request, MAX_N)
+    if len(prompts) * max(request.n or 1, request.best_of or 0) > MAX_CHOICES:
+        raise invalid("integer_above_max_value", f"expected at most {MAX_CHOICES} choices over all prompts", "n")
     check_json_schema(request.json_schema, "json_schema")
     check_stream_options(request)
     if request.best_of is not None and request.n is not None and request.best_of <= request.n:

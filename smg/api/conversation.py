@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -64,29 +64,53 @@ class Reading:
     reasoning_on: bool = False
 
 
+class Prompt(NamedTuple):
+    """A rendered conversation; ``uncounted`` ids at its end are not billed."""
+
+    rendered: RenderedPrompt
+    ids: Sequence[int]
+    uncounted: int
+
+
+def render_prompt(tokenizer: Tokenizer, info: ModelInfo, conversation: Conversation) -> Prompt:
+    """The prompt of a conversation. Raises ``PromptError``."""
+    speaks_harmony = is_harmony(info)
+    conversation.render.tools = _renderer_tools(tokenizer, conversation, speaks_harmony)
+    if speaks_harmony and conversation.responses is not None:
+        rendered, ids = tokenizer.prepare_responses(conversation.responses)
+    else:
+        rendered, ids = tokenizer.prepare(conversation.render)
+    uncounted = len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0
+    return Prompt(rendered, ids, uncounted)
+
+
+def is_harmony(info: ModelInfo) -> bool:
+    """Whether the model speaks gpt-oss's Harmony format."""
+    return harmony.speaks_harmony(info.id, info.architectures, info.model_type)
+
+
 def draft_conversation(
     context: Context, info: ModelInfo, conversation: Conversation, *, api: str, request_id: str, engine_id: str
 ) -> Draft:
     """The draft of one conversation: prompt, constraint, parsers. Raises ``ApiError``."""
     tokenizer = context.tokenizer(info)
-    speaks_harmony = harmony.speaks_harmony(info.id, info.architectures, info.model_type)
-    conversation.render.tools = _renderer_tools(tokenizer, conversation, speaks_harmony)
+    speaks_harmony = is_harmony(info)
     try:
-        rendered, ids = _prepare(tokenizer, conversation, speaks_harmony)
-        check_length(len(ids), info)
-        if not ids:
+        prompt = render_prompt(tokenizer, info, conversation)
+        check_length(len(prompt.ids), info)
+        if not prompt.ids:
             raise empty_prompt("messages")
         read = _read_harmony if speaks_harmony else _read
-        reading = read(context, info, tokenizer, conversation, rendered)
+        reading = read(context, info, tokenizer, conversation, prompt.rendered)
     except PromptError as error:
         raise prompt_error(error) from None
     check_constraint(context, reading.tool.constraint if reading.tool else None)
     check_constraint(context, reading.output)
-    uncounted = len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0
-    text = harmony.PLACEHOLDER_TEXT if speaks_harmony else rendered.text
     sampling = conversation.sampling
     stop_strings = sampling.stop
+    text = prompt.rendered.text
     if speaks_harmony:
+        text = harmony.PLACEHOLDER_TEXT
         sampling.stop_token_ids = [*dict.fromkeys((*sampling.stop_token_ids, *harmony.STOP_TOKEN_IDS))]
         sampling.stop = ()
         sampling.skip_special_tokens = conversation.engine_api != "responses"
@@ -97,7 +121,7 @@ def draft_conversation(
         request_id=request_id,
         body_id=engine_id,
         engine_ids=[engine_id],
-        prompts=[EncodedPrompt(text, ids, uncounted)],
+        prompts=[EncodedPrompt(text, prompt.ids, prompt.uncounted)],
         sampling=sampling,
         parser=reading.parser,
         eos_ids=tokenizer.eos_ids,
@@ -137,14 +161,6 @@ def check_constraint(context: Context, constraint: Constraint | None) -> None:
     problem = context.check_constraint(constraint) if constraint is not None else None
     if problem is not None:
         raise refused("invalid_request_parameters", f"Invalid request parameters: {problem}")
-
-
-def _prepare(
-    tokenizer: Tokenizer, conversation: Conversation, speaks_harmony: bool
-) -> tuple[RenderedPrompt, Sequence[int]]:
-    if speaks_harmony and conversation.responses is not None:
-        return tokenizer.prepare_responses(conversation.responses)
-    return tokenizer.prepare(conversation.render)
 
 
 def selection_of(context: Context, info: ModelInfo) -> Selection:

@@ -6,7 +6,14 @@ from smg.api import chat, completions, embeddings, generate, messages, messages_
 from smg.api.chat_messages import count_calls
 from smg.api.completions import Prompt
 from smg.api.context import Context, Tokenizer
-from smg.api.conversation import Conversation, check_constraint, draft_conversation, prompt_error, stop_encodings
+from smg.api.conversation import (
+    Conversation,
+    check_constraint,
+    draft_conversation,
+    prompt_error,
+    render_prompt,
+    stop_encodings,
+)
 from smg.api.errors import ApiError, refused
 from smg.api.fields import StreamOptions, fill_defaults, sampling_of
 from smg.api.ids import body_id, engine_ids
@@ -84,13 +91,7 @@ def _stream(draft: Draft, stream: bool | None, options: StreamOptions | None) ->
         draft.continuous_usage = bool(options.continuous_usage_stats)
 
 
-def messages_draft(
-    context: Context, request: messages.MessagesRequest, request_id: str, parser: str | None = None
-) -> Draft:
-    """``/v1/messages``; ``parser`` is the ``x-smg-parser`` header."""
-    messages.validate(request)
-    check_parser_header(parser)
-    info = find_model(context, request.model)
+def _messages_conversation(info: ModelInfo, request: messages.CountTokensRequest, sampling: Sampling) -> Conversation:
     choice = messages.chat_tool_choice(request)
     thinking = messages.thinking_type(request)
     render = messages_blocks.render_request(request, choice, thinking, info.id)
@@ -98,34 +99,43 @@ def messages_draft(
         request.model, render.messages, render.tool_choice, effort=render.effort, thinking_type=thinking
     )
     render.effort, render.template_kwargs = adapted.effort, adapted.template_kwargs
-    conversation = Conversation(
+    return Conversation(
         engine_api="messages",
         render=render,
         tools=messages_blocks.chat_tools(request.tools or ()),
         tools_given=request.tools is not None,
         choice=choice,
-        sampling=messages.sampling_of(request, info.default_sampling),
+        sampling=sampling,
         parallel=messages.parallel_calls(request),
     )
+
+
+def messages_draft(
+    context: Context, request: messages.MessagesRequest, request_id: str, parser: str | None = None
+) -> Draft:
+    """``/v1/messages``; ``parser`` is the ``x-smg-parser`` header."""
+    messages.validate(request)
+    check_parser_header(parser)
+    info = find_model(context, request.model)
+    conversation = _messages_conversation(info, request, messages.sampling_of(request, info.default_sampling))
     engine_id = engine_ids(request_id, 1)[0]
     draft = draft_conversation(context, info, conversation, api="messages", request_id=request_id, engine_id=engine_id)
     draft.stream = bool(request.stream)
-    draft.options["thinking"] = thinking == "enabled"
+    draft.options["thinking"] = conversation.render.thinking_type == "enabled"
     draft.options["input_tokens"] = len(draft.prompts[0].ids) - draft.prompts[0].uncounted
     return draft
 
 
 def count_tokens(context: Context, request: messages.CountTokensRequest) -> int:
     """Tokens of the whole prompt of a Messages request. Raises ``ApiError``."""
+    messages.validate_count(request)
     info = find_model(context, request.model)
-    tokenizer = context.tokenizer(info)
-    choice = messages.chat_tool_choice(request)
-    render = messages_blocks.render_request(request, choice, messages.thinking_type(request), info.id)
+    conversation = _messages_conversation(info, request, Sampling())
     try:
-        rendered, ids = tokenizer.prepare(render)
+        prompt = render_prompt(context.tokenizer(info), info, conversation)
     except PromptError as error:
         raise prompt_error(error) from None
-    return len(ids) - (len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0)
+    return len(prompt.ids) - prompt.uncounted
 
 
 def turn_draft(context: Context, turn: responses.TurnRequest, request_id: str) -> Draft:
@@ -196,7 +206,7 @@ def _encode(
         encoded = EncodedPrompt(prompt, ids, echo=prompt if echo else None)
     else:
         check_vocabulary(prompt, vocabulary, param, code)
-        text = tokenizer.decode(prompt, skip_special_tokens=False)
+        text = tokenizer.decode(prompt, skip_special_tokens=False) if echo else ""
         encoded = EncodedPrompt(text, prompt, echo=text if echo else None)
     if not encoded.ids:
         raise empty_prompt(param, code if code != "invalid_value" else "prompt_empty")
@@ -311,7 +321,7 @@ def embedding_draft(
             prompt = EncodedPrompt(value, tokenizer.encode_framed(value))
         else:
             check_vocabulary(value, vocabulary, "input")
-            prompt = EncodedPrompt(tokenizer.decode(value, skip_special_tokens=False), value)
+            prompt = EncodedPrompt("", value)
         if not prompt.ids:
             raise empty_prompt("input", "empty_input")
         check_length(len(prompt.ids), info, room=0)

@@ -18,6 +18,7 @@ I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StringOrList = str | list[str]
 
 MAX_STOP_STRINGS = 4
+MAX_ENGINE_STOP_STRINGS = 1024
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a worker's generation config may fill in; its other keys are not used."""
@@ -105,10 +106,10 @@ def check_seed(field: str, value: int | None) -> None:
         raise ApiError(400, "invalid_type", f"Invalid JSON data: {field}: expected a 64-bit integer", field)
 
 
-def check_stop(field: str, value: StringOrList | None, limit: int | None = MAX_STOP_STRINGS) -> None:
+def check_stop(field: str, value: StringOrList | None, limit: int = MAX_STOP_STRINGS) -> None:
     """No empty string, at most ``limit`` of them."""
     strings = stop_strings(value)
-    if limit is not None and len(strings) > limit:
+    if len(strings) > limit:
         raise invalid("array_above_max_length", f"expected at most {limit} strings, but got {len(strings)}", field)
     if not all(strings):
         raise invalid("invalid_value", "stop sequences cannot be empty", field)

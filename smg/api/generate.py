@@ -12,6 +12,7 @@ from smg.api.decode import BodyDecoder
 from smg.api.errors import ApiError, refused
 from smg.api.fields import (
     I32,
+    MAX_ENGINE_STOP_STRINGS,
     U32,
     UINT,
     Request,
@@ -119,7 +120,7 @@ def _check_ranges(params: SamplingParams) -> None:
     check_decimal(prefix + "repetition_penalty", params.repetition_penalty, 0, 2)
     check_integer(prefix + "n", params.n, 1, MAX_N)
     check_seed(prefix + "sampling_seed", params.sampling_seed)
-    check_stop(prefix + "stop", params.stop, None)
+    check_stop(prefix + "stop", params.stop, MAX_ENGINE_STOP_STRINGS)
     if params.min_new_tokens is not None and params.max_new_tokens is not None:
         check_integer(prefix + "min_new_tokens", params.min_new_tokens, 0, params.max_new_tokens)
     check_json_schema(params.json_schema, prefix + "json_schema")

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from smg.api.decode import BodyDecoder
 from smg.api.errors import ApiError, invalid, refused
-from smg.api.fields import U32, Request, check_decimal, fill_defaults
+from smg.api.fields import MAX_ENGINE_STOP_STRINGS, U32, Request, check_decimal, check_stop, fill_defaults
 from smg.api.messages_blocks import Block, check_conversation
 from smg.api.tools import AUTO, NONE, REQUIRED, ToolChoice
 from smg.engines.base import Sampling
@@ -203,6 +203,7 @@ def validate(request: MessagesRequest) -> None:
         raise invalid("empty_array", "messages array is required and cannot be empty", "messages")
     check_decimal("temperature", request.temperature, 0, 1)
     check_decimal("top_p", request.top_p, 0, 1)
+    check_stop("stop_sequences", request.stop_sequences, MAX_ENGINE_STOP_STRINGS)
     if not all(text.strip() for text in request.stop_sequences or ()):
         raise invalid("invalid_value", "each stop sequence must contain non-whitespace", "stop_sequences")
     thinking = request.thinking

@@ -71,6 +71,7 @@ NESTED_CHOICE = {
         ("/v1/completions", prompt([[]]), refusal("prompt_empty", "prompt")),
         ("/v1/completions", prompt(""), refusal("prompt_empty", "prompt")),
         ("/v1/completions", prompt(["a"] * 1025), refusal("array_above_max_length", "prompt")),
+        ("/v1/completions", prompt(["a"] * 100, n=41), refusal("integer_above_max_value", "n")),
         ("/v1/completions", prompt("a", best_of=1), None),
         ("/v1/completions", prompt("a", best_of=1, stream=True), None),
         ("/v1/completions", prompt("a", logit_bias={"a": 1}), refusal("logit_bias_invalid_key")),
