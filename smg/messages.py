@@ -188,7 +188,8 @@ class RoutePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Route(Message, frozen=True, tag="route"):
-    """A plan on its way to a worker. ``plan`` is an encoded ``GenerationPlan`` that the router does not decode."""
+    """A plan on its way to a worker. ``plan`` is an encoded ``GenerationPlan`` that the router does not decode.
+    ``key_source`` says where ``routing_key`` comes from: "header" or "rid" (the request's own id)."""
 
     seq: int
     frontend: int
@@ -202,6 +203,7 @@ class Route(Message, frozen=True, tag="route"):
     attempts: int = 0
     avoid: list[str] = []
     request_id: str = ""
+    key_source: str = "header"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -241,7 +243,7 @@ class Redispatch(Message, frozen=True, tag="redispatch"):
 
 class WorkerReport(Message, frozen=True, tag="wreport"):
     """What happened to one engine request: ``outcome`` is "success", "failure", "neutral" (neither for the breaker) or
-    "aborted". Frees the worker's slot in the router's load count."""
+    "aborted". Frees the worker's slot in the router's load count; ``routing_key`` is that of the request's ``Route``."""
 
     url: str
     detok: int
@@ -249,10 +251,12 @@ class WorkerReport(Message, frozen=True, tag="wreport"):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     dp_rank: int = -1
+    routing_key: str = ""
 
 
 class DetokLoad(Message, frozen=True, tag="dload"):
-    """In-flight engine requests per worker URL of one detok process; sent to a router that has just started."""
+    """In-flight engine requests of one detok process, per worker URL (``URL@RANK`` for a data-parallel rank); sent to a
+    router that has just started."""
 
     detok: int
     inflight: dict[str, int]

@@ -57,11 +57,13 @@ _UNSET = ParserNames()
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """Settings that shape plans: parser flags, ``--tool-constraint native``, ``--block-size``."""
+    """Settings that shape plans: parser flags, ``--tool-constraint native``, ``--block-size``, the headers that carry a
+    routing key (lower-case names, the first present one counts)."""
 
     parsers: ParserNames = _UNSET
     native_constraints: bool = False
     block_size: int = BLOCK_SIZE
+    routing_key_headers: tuple[str, ...] = ("x-smg-routing-key",)
 
 
 class Context(Protocol):

@@ -29,13 +29,15 @@ _TURN = re.compile(r"_(?:t|r)\d+\Z")
 def handle(path: str, body: bytes, headers: Mapping[str, str], request_id: str, context: Context) -> Planned | Answer:
     """Decode, validate, render, encode and plan one request.
 
-    ``headers`` have lower-case names; of them ``content-type``, ``x-smg-routing-key`` and ``x-smg-target-worker``
-    matter here. Raises ``ApiError`` for every request that is refused (``errors.render_error`` makes the answer),
+    ``headers`` have lower-case names; of them ``content-type``, ``x-smg-target-worker`` and those that carry a routing
+    key matter here. Raises ``ApiError`` for every request that is refused (``errors.render_error`` makes the answer),
     ``KeyError`` for a path that is not served here (``PATHS``)."""
     result = _HANDLERS[path](context, body, headers, request_id)
     if isinstance(result, Planned):
         result.target_worker = headers.get("x-smg-target-worker", "")
-        result.routing_key = headers.get("x-smg-routing-key") or sticky_id(result.routing_key)
+        key = next(filter(None, map(headers.get, context.flags.routing_key_headers)), "")
+        result.key_source = "header" if key else "rid"
+        result.routing_key = key or sticky_id(result.routing_key)
     return result
 
 
@@ -51,7 +53,7 @@ def sticky_id(rid: str) -> str:
 
 
 def _chat(context: Context, body: bytes, headers: Mapping[str, str], request_id: str) -> Planned | Answer:
-    draft = drafts.chat_draft(context, chat.decode(body, headers), request_id)
+    draft = drafts.chat_draft(context, chat.decode(body, headers), request_id, headers.get("x-smg-parser"))
     return build_plan(draft, context.codecs, context.flags.block_size)
 
 
@@ -67,8 +69,7 @@ def _generate(context: Context, body: bytes, headers: Mapping[str, str], request
 
 def _messages(context: Context, body: bytes, headers: Mapping[str, str], request_id: str) -> Planned | Answer:
     request = messages.decode(body, headers)
-    messages.validate(request)
-    draft = drafts.messages_draft(context, request, request_id)
+    draft = drafts.messages_draft(context, request, request_id, headers.get("x-smg-parser"))
     if request.max_tokens == 0:
         return empty_answer(draft)
     return build_plan(draft, context.codecs, context.flags.block_size)
@@ -76,7 +77,6 @@ def _messages(context: Context, body: bytes, headers: Mapping[str, str], request
 
 def _count_tokens(context: Context, body: bytes, headers: Mapping[str, str], request_id: str) -> Planned | Answer:
     request = messages.decode_count(body, headers)
-    messages.validate_count(request)
     return Answer(b'{"input_tokens":%d}' % drafts.count_tokens(context, request))
 
 

@@ -117,6 +117,7 @@ class Planned:
     response: ResponsePlan
     routing_key: str = ""
     target_worker: str = ""
+    key_source: str = "header"
 
     def plan(self, seq: int, frontend: int, deadline: float = 0.0) -> GenerationPlan:
         """The plan of stream ``seq`` of ``frontend``; ``deadline`` in wall-clock seconds, 0 = none."""
@@ -137,6 +138,7 @@ class Planned:
             endpoint=self.endpoint,
             streaming=self.response.stream,
             request_id=self.request_id,
+            key_source=self.key_source,
         )
 
 

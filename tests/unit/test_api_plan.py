@@ -13,7 +13,9 @@ import xxhash
 from api_context import JSON, MODEL, Gateway, parser_flags
 
 from smg.api.blocks import block_hashes, token_bytes
+from smg.api.context import Flags
 from smg.api.entry import PATHS, sticky_id
+from smg.api.errors import ApiError
 from smg.api.ids import body_id, engine_ids, uuid7
 from smg.messages import GenerationPlan
 
@@ -80,6 +82,26 @@ def test_routing_headers_and_client_id() -> None:
     route = Gateway().plan(CHAT, chat(rid="a_t1"), headers).route(3, 1)
     assert (route.routing_key, route.target_worker, route.endpoint, route.model) == ("k", "2", "chat", MODEL)
     assert Gateway().plan(CHAT, chat(rid="a_t1")).route(3, 1).routing_key == "a"
+
+
+def test_other_routing_key_headers() -> None:
+    flags = Flags(routing_key_headers=("x-a", "x-b"))
+    headers = {**JSON, "x-b": "second", "x-smg-routing-key": "k"}
+    assert Gateway(flags=flags).plan(CHAT, chat(), headers).routing_key == "second"
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_parser_header(path: str) -> None:
+    body = chat(max_tokens=5)
+    for value in ("legacy", "Symphony"):
+        Gateway().plan(path, body, {**JSON, "x-smg-parser": value})
+    for value in ("", "other"):
+        with pytest.raises(ApiError) as caught:
+            Gateway().send(path, {**body, "model": "none"}, {**JSON, "x-smg-parser": value})
+        assert caught.value.code == "invalid_parser_header"
+    with pytest.raises(ApiError) as caught:
+        Gateway().send(path, {**body, "temperature": 9}, {**JSON, "x-smg-parser": "other"})
+    assert caught.value.code != "invalid_parser_header"
 
 
 # Routing ------------------------------------------------------------------------------------------
