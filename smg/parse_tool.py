@@ -129,7 +129,7 @@ def _answer(text: str | bytes, events: bool) -> dict[str, Any]:
         identity = document.get("id") if isinstance(document, dict) else None
         line = msgspec.convert(document, Line)
         chunks = _chunks(line)
-        parser = ResponseParser(plan_of(line))
+        parser = ResponseParser(plan_of(line), whole=line.text is not None)
     except (ApiError, PromptError) as error:
         return {"id": identity, "error": error.message}
     except (ValueError, RecursionError, msgspec.MsgspecError) as error:

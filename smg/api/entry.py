@@ -17,6 +17,7 @@ from smg.api.errors import ApiError
 from smg.api.messages_answers import empty_answer
 from smg.api.plan import Answer, Planned, build_embedding_plan, build_plan
 from smg.messages import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
+from smg.models.machine import parse_whole
 from smg.models.output import tool_specs
 from smg.models.reasoning import reasoning_parser
 from smg.models.registry import REASONING_PARSERS, TOOL_PARSERS, reasoning_format, tool_format
@@ -124,7 +125,7 @@ def _parse_function_call(context: Context, body: bytes, headers: Mapping[str, st
     parser = tool_format(request.tool_call_parser).parser(tool_specs(tools))
     remaining: list[str] = []
     calls: list[list[str]] = []
-    for event in (*parser.feed(request.text), *parser.finish()):
+    for event in parse_whole(parser, request.text):
         if isinstance(event, ContentDelta):
             remaining.append(event.text)
         elif isinstance(event, ToolCallStart):

@@ -46,6 +46,7 @@ class EmbeddingRun:
         calls = (self._embed(w, p) for w, p in zip(self.workers, self.plan.parts, strict=True))
         results = await asyncio.gather(*calls, return_exceptions=True)
         failed: tuple[WorkerRef, EngineError] | None = None
+        key = self.route.routing_key if self.route is not None else ""
         for worker, part, result in zip(self.workers, self.plan.parts, results, strict=True):
             outcome = "success"
             if isinstance(result, EngineError):
@@ -53,7 +54,7 @@ class EmbeddingRun:
                 failed = failed or (worker, result)
             elif isinstance(result, BaseException):
                 raise result
-            report = WorkerReport(worker.url, self.host.index, outcome, part.prompt_tokens, 0, worker.dp_rank)
+            report = WorkerReport(worker.url, self.host.index, outcome, part.prompt_tokens, 0, worker.dp_rank, key)
             self.host.to_router(report)
         if self.over:
             return

@@ -97,7 +97,8 @@ class DetokProcess(ChildProcess):
         counts: dict[str, int] = {}
         for run in self.runs.values():
             for worker in run.workers:
-                counts[worker.url] = counts.get(worker.url, 0) + 1
+                name = f"{worker.url}@{worker.dp_rank}" if worker.dp_rank >= 0 else worker.url
+                counts[name] = counts.get(name, 0) + 1
         return counts
 
     def _on_models(self, message: ModelTable) -> None:
@@ -147,8 +148,10 @@ class DetokProcess(ChildProcess):
         error = refused(code, text, status=status)
         answer = render_error(error, path, plan.response.request_id)
         self.to_frontend(message.frontend, Reply(message.seq, *answer))
+        key = message.route.routing_key if message.route is not None else ""
         for worker in message.workers:
-            self.to_router(WorkerReport(worker.url, self.index, "neutral"))
+            report = WorkerReport(worker.url, self.index, "neutral", dp_rank=worker.dp_rank, routing_key=key)
+            self.to_router(report)
 
     # Host of the runs -----------------------------------------------------------------------------
 

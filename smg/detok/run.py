@@ -37,6 +37,9 @@ from smg.vocab.decode import DecodeTable
 
 log = logging.getLogger("smg.detok.run")
 
+# The gateway ends overdue requests itself; the engine's own deadline is the net below it.
+ENGINE_DEADLINE_SLACK_SECS = 5.0
+
 
 class PartSink:
     """Receives the engine stream of one prompt part."""
@@ -107,7 +110,7 @@ class Run:
     def start(self) -> None:
         """Send every part to its worker."""
         response = self.plan.response
-        timeout = self.deadline - time.time() if self.deadline else None
+        timeout = self.deadline - time.time() + ENGINE_DEADLINE_SLACK_SECS if self.deadline else None
         for sink, part in zip(self.sinks, self.plan.parts, strict=True):
             request = part.requests.get(sink.worker.kind)
             if request is None:
@@ -216,7 +219,8 @@ class Run:
         worker = sink.worker
         if outcome == "failure" and self.route is not None and worker.url in self.route.avoid:
             outcome = "neutral"  # a request counts once against a worker, however often it was tried there
-        self.host.to_router(WorkerReport(worker.url, self.host.index, outcome, prompt, tokens, worker.dp_rank))
+        key = self.route.routing_key if self.route is not None else ""
+        self.host.to_router(WorkerReport(worker.url, self.host.index, outcome, prompt, tokens, worker.dp_rank, key))
 
     # Client ---------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ class GatewayProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head = True
+        self._head_bytes = 0
         if self._head_timer is None:
             self._arm_head_timer()
         self.scope["smg.connection"] = self  # type: ignore[typeddict-unknown-key]
@@ -92,7 +93,6 @@ class GatewayProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         self.exchange = None
-        self._in_head = True
         super().on_response_complete()
 
     def _arm_head_timer(self) -> None:

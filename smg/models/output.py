@@ -22,6 +22,7 @@ from smg.messages import (
 )
 from smg.models.family import OutputParser, ReasoningParser, ToolSpec
 from smg.models.forced import forced_parser
+from smg.models.machine import parse_whole
 from smg.models.reasoning import reasoning_parser
 from smg.models.registry import PASSTHROUGH, reasoning_format, tool_format
 
@@ -92,6 +93,7 @@ class _ConstrainedLead:
 class ResponseParser:
     """Parser of one choice: ``feed`` text that is free of stop strings, then ``finish`` once.
 
+    ``whole``: tool calls are only read at the end, by the rule for complete texts (``machine.parse_whole``).
     The events of one call come in the order of the text. ``separates_reasoning``: a reasoning parser runs (usage then
     reports reasoning tokens, zero included). ``reasoning_tokens`` counts what ``feed_pieces`` was given.
     """
@@ -104,12 +106,14 @@ class ResponseParser:
         "_plan",
         "_reasoning",
         "_tool",
+        "_whole",
         "reasoning_tokens",
         "separates_reasoning",
     )
 
-    def __init__(self, plan: ParserPlan) -> None:
+    def __init__(self, plan: ParserPlan, *, whole: bool = False) -> None:
         self._plan = plan
+        self._whole: list[str] | None = [] if whole else None
         self._reasoning: ReasoningParser | None = None
         self._lead: _ConstrainedLead | None = None
         self._tool = _tool_parser(plan)
@@ -173,7 +177,10 @@ class ResponseParser:
                 self.reasoning_tokens += self._pending
             events += tail if self._tool is None else self._chain(tail)
         if self._tool is not None:
-            events += self._calls(self._tool.finish())
+            if self._whole is not None:
+                events += self._calls(parse_whole(self._tool, "".join(self._whole)))
+            else:
+                events += self._calls(self._tool.finish())
         return events
 
     def _decided(self, lead: _ConstrainedLead, text: str) -> list[str]:
@@ -203,6 +210,9 @@ class ResponseParser:
 
     def _answer(self, text: str) -> list[ParserEvent]:
         if self._tool is not None:
+            if self._whole is not None:
+                self._whole.append(text)
+                return []
             return self._calls(self._tool.feed(text))
         return [ContentDelta(text)] if text else []
 

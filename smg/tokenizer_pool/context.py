@@ -31,6 +31,7 @@ class PoolContext:
             ParserNames(tool=settings.tool_call_parser or "", reasoning=settings.reasoning_parser or ""),
             settings.tool_constraint == "native",
             settings.block_size,
+            tuple(name.lower() for name in settings.routing_key_headers or ()) or Flags().routing_key_headers,
         )
         self.codecs = CODECS
         self._settings = settings
@@ -68,7 +69,7 @@ class PoolContext:
 
     def _load_now(self, source: TokenizerSource) -> TokenizerModel:
         model = TokenizerModel.load(source, self._settings, self._metrics)
-        share_decode_table(model.encoder, source, self._run_dir)
+        model.table = share_decode_table(model.encoder, source, self._run_dir)
         return model
 
     def _finished(self, source: TokenizerSource, done: asyncio.Future[TokenizerModel]) -> None:

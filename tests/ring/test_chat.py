@@ -53,7 +53,7 @@ def test_every_endpoint(kind: str) -> None:
             assert chunks[-1]["usage"] == whole["usage"]
             assert whole["usage"]["completion_tokens"] == 24
 
-            completion = {"model": "sim", "prompt": ["One day", [70, 71, 72]], "max_tokens": 9, "n": 2, "echo": True}
+            completion = {"model": "sim", "prompt": ["One day", "Two"], "max_tokens": 9, "n": 2, "echo": True}
             whole = (await gw.http.post("/v1/completions", json=completion)).json()
             assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
             assert all(choice["text"].startswith("One day") for choice in whole["choices"][:2])
@@ -61,6 +61,11 @@ def test_every_endpoint(kind: str) -> None:
             for index in range(4):
                 text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index)
                 assert text == whole["choices"][index]["text"]
+
+            by_ids = {"model": "sim", "prompt": [[70, 71], [72, 73, 74]], "max_tokens": 3, "return_token_ids": True}
+            whole = (await gw.http.post("/v1/completions", json=by_ids)).json()
+            assert [choice["prompt_token_ids"] for choice in whole["choices"]] == [[70, 71], [72, 73, 74]]
+            assert [len(choice["token_ids"]) for choice in whole["choices"]] == [3, 3]
 
             generate = {"model": "sim", "text": "One day", "sampling_params": {"max_new_tokens": 7}}
             [whole] = (await gw.http.post("/generate", json=generate)).json()
