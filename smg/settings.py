@@ -135,6 +135,9 @@ class Settings(LaterSettings, frozen=True, kw_only=True):
     least_load_kv_pressure_weight: Annotated[float, _policy("least_load: seconds charged for KV pressure")] = 0.15
     least_load_default_throughput: Annotated[float, _policy("least_load: tokens/s of a silent worker")] = 2000.0
     least_load_mean_prefill_tokens: Annotated[int, _policy("least_load: tokens of a request of unknown size")] = 1024
+    least_load_max_waiting_requests: Annotated[
+        int, _policy("least_load: skip workers with this many queued requests; 0 = off")
+    ] = 0
     power_of_two_load_metric: Annotated[
         str, _policy("what sampled workers are compared on", choices=("expected_wait", "requests", "least_requests"))
     ] = "expected_wait"

@@ -44,7 +44,6 @@ class LaterSettings(msgspec.Struct, frozen=True, kw_only=True):
     encode_policy: Annotated[
         str | None, _policy("policy for encode workers", choices=("random", "round_robin", "consistent_hashing"))
     ] = None
-    least_load_max_waiting_requests: Annotated[int, _policy("skip workers with this many queued requests")] = 0
     balance_token_usage_threshold: Annotated[float, _policy("KV-usage spread above which affinity is dropped")] = 1.0
     overload_token_usage_threshold: Annotated[float, _policy("KV-usage ceiling that sheds affinity")] = 1.0
     worker_overload_waiting_requests: Annotated[int, _policy("queued requests at which a worker leaves routing")] = 8

@@ -19,7 +19,7 @@ from smg.engines.base import EngineError
 from smg.engines.grpc.facts import LoadReport, Outcome
 from smg.engines.grpc.probe import WorkerAdmin
 from smg.messages import AdminCall, Reply, TokenizerSource
-from smg.router.registry import RegistrationError
+from smg.router.spec import RegistrationError, read_update
 from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
 
 if TYPE_CHECKING:
@@ -100,6 +100,8 @@ class Admin:
             if worker.status != DRAINING:
                 self.router.lifecycle.drain(worker)
             return answer(202, self._accepted(worker, "worker is draining"))
+        if worker.status == DRAINING:
+            return worker_error(409, "WORKER_DRAINING", f"Worker {worker_id} is being removed")
         if call.method == "PATCH":
             return self._patch(worker, json_object(call.body))
         return self._replace(worker, json_object(call.body))
@@ -122,16 +124,10 @@ class Admin:
             creating = existing[0].status == PENDING
             code = "WORKER_CREATE_IN_PROGRESS" if creating else "WORKER_ALREADY_EXISTS"
             return worker_error(409, code, f"Worker {spec['url']} already exists")
-        worker = self._new_worker(spec)
+        worker = self.router.registry.new_worker(spec, self.router.breaker_changed)
         self.router.lifecycle.register(worker)
         location = f"/workers/{worker.id}"
         return answer(202, self._accepted(worker, "worker is being registered"), ("location", location))
-
-    def _new_worker(self, spec: dict[str, Any]) -> Worker:
-        try:
-            return self.router.registry.new_worker(spec, self.router.breaker_changed)
-        except (ValueError, TypeError) as error:
-            raise RegistrationError(str(error)) from error
 
     def _accepted(self, worker: Worker, message: str) -> dict[str, Any]:
         return {
@@ -140,26 +136,33 @@ class Admin:
         }  # fmt: skip
 
     def _patch(self, worker: Worker, body: dict[str, Any]) -> Answer:
-        labels = body.get("labels") or {}
-        if not isinstance(labels, dict):
-            return worker_error(400, "BAD_REQUEST", "labels must be an object of strings")
-        merged = {**worker.labels, **{str(k): str(v) for k, v in labels.items()}}
-        spec = {**worker.spec, "labels": {**(worker.spec.get("labels") or {}), **labels}}
+        update = read_update(body)
+        labels = {**worker.labels, **(update.labels or {})}
+        try:
+            self.router.lifecycle.check_labels(worker, labels)
+        except ValueError as error:
+            # Updates are jobs: they are accepted, and one that cannot be done leaves the worker as it was.
+            log.error("worker %s is not updated: %s", worker.name, error)
+            return answer(202, self._accepted(worker, "worker is updated"))
+        spec = {**worker.spec, "labels": {**(worker.spec.get("labels") or {}), **(update.labels or {})}}
         spec.update({name: body[name] for name in ("priority", "cost", "api_key", "health") if name in body})
-        self.router.lifecycle.check_labels(worker, merged)
-        worker.labels = merged
-        worker.priority = int(body.get("priority") or worker.priority)
-        worker.cost = float(body.get("cost") or worker.cost)
-        worker.spec = spec
+        worker.labels, worker.spec = labels, spec
+        if update.priority is not None:
+            worker.priority = update.priority
+        if update.cost is not None:
+            worker.cost = update.cost
+        if update.health is not None:
+            self.router.lifecycle.watch(worker.url)
         self.router.registry.changed()
         return answer(202, self._accepted(worker, "worker is updated"))
 
     def _replace(self, worker: Worker, spec: dict[str, Any]) -> Answer:
-        if spec.get("url", worker.url) != worker.url:
+        if spec.get("url") != worker.url:
             return worker_error(400, "BAD_REQUEST", "the URL of a worker cannot be changed")
-        labels = {**(worker.spec.get("labels") or {}), **(spec.get("labels") or {})}
-        renewed = self._new_worker({**spec, "url": worker.url, "labels": labels})
-        renewed.id = worker.id
+        labels = spec.get("labels") or {}
+        if isinstance(labels, dict):
+            spec = {**spec, "labels": {**(worker.spec.get("labels") or {}), **labels}}
+        renewed = self.router.registry.new_worker(spec, self.router.breaker_changed)
         self.router.lifecycle.replace(worker, renewed)
         return answer(202, self._accepted(renewed, "worker is being registered again"))
 
@@ -326,12 +329,16 @@ def worker_object(worker: Worker) -> dict[str, Any]:
         "labels": worker.labels,
         "priority": worker.priority,
         "cost": worker.cost,
-        "max_connection_attempts": 20,
+        "max_connection_attempts": worker.spec.get("max_connection_attempts") or 20,
         "is_healthy": worker.status == READY,
         "status": worker.status,
         "load": worker.inflight,
         "http2": worker.transport == "grpc",
     }
+    for name in ("bootstrap_port", "kv_connector"):
+        value = worker.spec.get(name) or worker.labels.get(name)
+        if value:
+            shown[name] = value
     if worker.dp_rank >= 0:
         shown["dp_rank"], shown["dp_size"] = worker.dp_rank, worker.dp_size
     if worker.report is not None:

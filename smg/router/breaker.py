@@ -60,10 +60,12 @@ class CircuitBreaker:
             self.opened_at = now
             self._go(OPEN)
 
-    def readmit(self) -> None:
-        """The health prober found the worker ready again: an open breaker gets its chance at once."""
-        if self.state == OPEN:
-            self._go(HALF_OPEN)
+    def readmit(self) -> bool:
+        """The health prober found the worker ready again: an open breaker half opens at once. True if it was open."""
+        if self.state != OPEN:
+            return False
+        self._go(HALF_OPEN)
+        return True
 
     def _go(self, state: int) -> None:
         old, self.state = self.state, state

@@ -1,11 +1,8 @@
-"""A worker's life: registration, health probes, load reports, removal. One task per worker, all of it off the request
-path.
-"""
+"""A worker's life: registration, replacement, removal. All of it runs in background tasks, off the request path."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from pathlib import Path
@@ -19,7 +16,8 @@ from smg.engines.grpc.facts import WorkerFacts
 from smg.engines.grpc.probe import WorkerAdmin
 from smg.messages import TokenizerSource
 from smg.models.registry import ParserNames, check_override
-from smg.router.worker import DRAINING, NOT_READY, PENDING, READY, ModelCard, Worker
+from smg.router.health import HealthRules, Watch
+from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
 
 if TYPE_CHECKING:
     from smg.router.process import RouterProcess
@@ -29,6 +27,7 @@ log = logging.getLogger("smg.router.lifecycle")
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 REMOVAL_SECS = 5.0
 FIRST_RETRY_SECS = 0.5
+MAX_FAILED_JOBS = 256
 
 
 class Lifecycle:
@@ -40,8 +39,9 @@ class Lifecycle:
         self.registry = router.registry
         self.tls = tls_options(router.settings)
         self.admins: dict[str, WorkerAdmin] = {}
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._jobs = asyncio.Semaphore(max(1, router.settings.job_queue_concurrency))
+        self._jobs: dict[str, asyncio.Task[None]] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(max(1, router.settings.job_queue_concurrency))
 
     def admin(self, worker: Worker) -> WorkerAdmin:
         """The management connection of a worker, opened on first use."""
@@ -50,59 +50,87 @@ class Lifecycle:
             admin = self.admins[worker.url] = WorkerAdmin(worker.url, worker.kind, tls=self.tls)
         return admin
 
+    async def settle(self, timeout: float) -> None:
+        """Wait until the registrations that are running have ended, at most ``timeout`` seconds."""
+        if self._jobs:
+            await asyncio.wait(self._jobs.values(), timeout=timeout)
+
     async def close(self) -> None:
         for admin in self.admins.values():
             await admin.close()
+
+    def _start(self, worker: Worker, job: asyncio.Task[None]) -> None:
+        """Remember the worker's running job; an older one is given up."""
+        older = self._jobs.get(worker.id)
+        if older is not None:
+            older.cancel()
+        self._jobs[worker.id] = job
+
+        def ended(done: asyncio.Task[None]) -> None:
+            if self._jobs.get(worker.id) is done:
+                del self._jobs[worker.id]
+
+        job.add_done_callback(ended)
 
     # Registration ----------------------------------------------------------------------------------
 
     def register(self, worker: Worker) -> None:
         """Begin to register a pending worker."""
         self.registry.add(worker)
-        self._tasks[worker.id] = self.router.spawn(self._life(worker), f"worker {worker.url}")
+        self._start(worker, self.router.spawn(self._register(worker), f"register {worker.url}"))
 
-    async def _life(self, worker: Worker) -> None:
-        async with self._jobs:
-            facts = await self._connect(worker)
-            if facts is None:
-                return
-            try:
-                await self._describe(worker, facts)
-            except (ValueError, EngineError, OSError) as error:
-                self._registration_failed(worker, str(error))
-                return
-        await self._watch(worker)
+    async def _register(self, worker: Worker) -> None:
+        try:
+            facts = await self._connect(worker, self.admin(worker))
+            if facts is not None:
+                async with self._slots:
+                    await self._describe(worker, facts)
+        except Exception as error:
+            self._registration_failed(worker, str(error), error)
+            return
+        if facts is None or worker.status != PENDING:
+            return
+        for ranked in self._split_ranks(worker):
+            self._activate(ranked)
+        log.info("worker %s serves %s with %s", worker.url, ", ".join(c.id for c in worker.cards), worker.kind)
+        self.registry.changed()
+        self.watch(worker.url)
 
-    async def _connect(self, worker: Worker) -> WorkerFacts | None:
-        """Probe until the worker answers or the start-up time is over."""
+    async def _connect(self, worker: Worker, admin: WorkerAdmin) -> WorkerFacts | None:
+        """Probe until the worker answers; None when it was removed meanwhile. Raises ``EngineError`` when the start-up
+        time is over."""
         settings = self.settings
         if settings.worker_startup_delay:
             await asyncio.sleep(settings.worker_startup_delay)
         limit = time.monotonic() + settings.worker_startup_timeout_secs
+        timeout = HealthRules.of(settings, worker.spec).timeout
         pause = FIRST_RETRY_SECS
         while worker.status == PENDING:
             try:
-                return await self.admin(worker).probe(float(settings.health_check_timeout_secs))
+                async with self._slots:
+                    return await admin.probe(timeout)
             except EngineError as error:
                 worker.error = error.message
                 if time.monotonic() + pause > limit:
-                    self._registration_failed(worker, error.message)
-                    return None
+                    raise
                 log.info("worker %s does not answer yet: %s", worker.url, error.message)
             # A worker that is just starting is usually there within seconds: probe faster at first.
             await asyncio.sleep(pause)
             pause = min(float(settings.worker_startup_check_interval), pause * 2)
         return None
 
-    def _registration_failed(self, worker: Worker, reason: str) -> None:
-        log.error("registration of worker %s failed: %s", worker.url, reason)
-        worker.error = reason
-        self.router.failed_jobs[worker.id] = (worker.url, reason, time.time())
-        self._tasks.pop(worker.id, None)
+    def _registration_failed(self, worker: Worker, reason: str, error: Exception) -> None:
+        expected = isinstance(error, ValueError | EngineError | OSError)
+        log.error("registration of worker %s failed: %s", worker.url, reason, exc_info=None if expected else error)
+        failed = self.router.failed_jobs
+        failed[worker.id] = (worker.url, reason, time.time())
+        while len(failed) > MAX_FAILED_JOBS:
+            del failed[next(iter(failed))]
         self.registry.remove(worker)
+        self.router.spawn(self._disconnect(worker.url), f"disconnect {worker.url}")
 
     async def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
-        """Fill the worker from what its engine says and make it ready. Raises ``ValueError`` for a bad override."""
+        """Fill the worker from what its engine says. Raises ``ValueError`` for a bad override."""
         worker.kind = facts.kind
         worker.labels = {**facts.labels, **worker.labels}
         worker.context_length = facts.context_length
@@ -121,12 +149,6 @@ class Lifecycle:
             card.architectures = card.architectures or facts.architectures
             card.hf_model_type = card.hf_model_type or facts.model_type
             await self._find_tokenizer(worker, card, facts)
-        self.router.metrics.worker_registered(worker.url, http2=worker.transport == "grpc")
-        for ranked in self._split_ranks(worker):
-            ranked.status = READY
-            self.router.metrics.workers.probed(ranked.name, ranked.worker_type, success=True, ready=True)
-        log.info("worker %s serves %s with %s", worker.url, ", ".join(c.id for c in worker.cards), worker.kind)
-        self.registry.changed()
 
     def check_labels(self, worker: Worker, labels: dict[str, str]) -> None:
         """Raises ``ValueError`` if the parsers named by the worker's cards or ``labels`` are not registered."""
@@ -137,13 +159,11 @@ class Lifecycle:
             )
             check_override(worker.url, card.id, names)
 
-    def replace(self, old: Worker, renewed: Worker) -> None:
-        """Register a worker again under the same id; the old entry serves until the new one is described."""
-        task = self._tasks.pop(old.id, None)
-        if task is not None:
-            task.cancel()
-        renewed.inflight, renewed.detok_inflight = old.inflight, old.detok_inflight
-        self.register(renewed)
+    def _activate(self, worker: Worker) -> None:
+        worker.status = READY
+        worker.error = ""
+        self.router.metrics.worker_registered(worker.name, http2=worker.transport == "grpc")
+        self.router.metrics.workers.probed(worker.name, worker.worker_type, success=True, ready=True)
 
     def _split_ranks(self, worker: Worker) -> list[Worker]:
         """With ``--dp-aware`` one URL becomes a worker per data-parallel rank."""
@@ -152,14 +172,47 @@ class Lifecycle:
         worker.dp_rank = 0
         ranks = [worker]
         for rank in range(1, worker.dp_size):
-            other = self.registry.new_worker(worker.spec, self.router.breaker_changed)
-            for name in ("kind", "cards", "labels", "context_length", "vocab_size", "default_sampling", "dp_size"):
-                setattr(other, name, getattr(worker, name))
-            other.dp_rank = rank
+            other = self.registry.new_worker(worker.spec, self.router.breaker_changed, rank)
+            other.describe_like(worker)
             self.registry.workers[other.id] = other
             ranks.append(other)
-            self._tasks[other.id] = self.router.spawn(self._watch(other), f"worker {other.name}")
         return ranks
+
+    # Replacement -----------------------------------------------------------------------------------
+
+    def replace(self, old: Worker, renewed: Worker) -> None:
+        """Register a worker again under the same id; the old entry serves until the new one is described, and stays if
+        that fails."""
+        renewed.id, renewed.dp_rank = old.id, old.dp_rank
+        if old.status == PENDING:
+            self.register(renewed)
+            return
+        self._start(old, self.router.spawn(self._replace(old, renewed), f"replace {old.name}"))
+
+    async def _replace(self, old: Worker, renewed: Worker) -> None:
+        # A connection of its own: the engine behind the URL may be of another kind now.
+        admin = WorkerAdmin(renewed.url, renewed.kind, tls=self.tls)
+        try:
+            facts = await self._connect(renewed, admin)
+            admin, self.admins[renewed.url] = self.admin(old), admin
+            assert facts is not None
+            async with self._slots:
+                await self._describe(renewed, facts)
+        except Exception as error:
+            log.error("worker %s is not updated: %s", old.name, error)
+            return
+        finally:
+            await admin.close()
+        if self.registry.workers.get(old.id) is not old or old.status == DRAINING:
+            return
+        renewed.take_over(old)
+        for policy in self.router.policies.values():
+            policy.forget(old)
+        self._activate(renewed)
+        self.registry.add(renewed)
+        self.watch(renewed.url)
+
+    # Tokenizers ------------------------------------------------------------------------------------
 
     async def _find_tokenizer(self, worker: Worker, card: ModelCard, facts: WorkerFacts) -> None:
         """Where the model's tokenizer comes from; the first worker of a model decides."""
@@ -182,7 +235,7 @@ class Lifecycle:
                 return
         fetched = await self._fetch_tokenizer(worker, card)
         path = fetched or facts.tokenizer_path or facts.model_path or card.id
-        registry.tokenizers[card.id] = TokenizerSource(card.id, path, template)
+        registry.tokenizers.setdefault(card.id, TokenizerSource(card.id, path, template))
 
     async def _fetch_tokenizer(self, worker: Worker, card: ModelCard) -> str | None:
         """The tokenizer files of the worker itself, unpacked into the run directory; None if it has none to give."""
@@ -195,89 +248,39 @@ class Lifecycle:
             return None
         return str(target)
 
-    # Health and load -------------------------------------------------------------------------------
+    # Watching and removal --------------------------------------------------------------------------
 
-    async def _watch(self, worker: Worker) -> None:
-        """Probe health and load until the worker is removed."""
-        settings = self.settings
-        health_every = 0.0 if settings.disable_health_check else float(settings.health_check_interval_secs)
-        load_every = 0.0 if settings.disable_load_monitoring else float(settings.load_monitor_interval)
-        next_health = time.monotonic() + health_every
-        next_load = time.monotonic()
-        while worker.id in self.registry.workers and worker.status != DRAINING:
-            now = time.monotonic()
-            if load_every and now >= next_load:
-                next_load = now + load_every
-                await self._poll_load(worker)
-            if health_every and now >= next_health:
-                next_health = now + health_every
-                await self._probe(worker)
-            times = [t for t, on in ((next_health, health_every), (next_load, load_every)) if on]
-            await asyncio.sleep(max(0.05, min(times) - time.monotonic()) if times else 3600.0)
-
-    async def _probe(self, worker: Worker) -> None:
-        healthy = False
-        with contextlib.suppress(EngineError):
-            healthy = (await self.admin(worker).health(float(self.settings.health_check_timeout_secs))).healthy
-        before = worker.status
-        if healthy:
-            worker.successes, worker.failures = worker.successes + 1, 0
-            if before == NOT_READY and worker.successes >= self.settings.health_success_threshold:
-                worker.status = READY
-                worker.breaker.readmit()
-        else:
-            worker.failures, worker.successes = worker.failures + 1, 0
-            if before == READY and worker.failures >= self.settings.health_failure_threshold:
-                worker.status = NOT_READY
-        ready = worker.status == READY
-        self.router.metrics.workers.probed(worker.name, worker.worker_type, success=healthy, ready=ready)
-        if worker.status != before:
-            log.warning("worker %s is %s", worker.name, worker.status)
-            self.registry.changed()
-
-    async def _poll_load(self, worker: Worker) -> None:
-        mode = "poll"
-        try:
-            report = await self.admin(worker).loads()
-        except EngineError:
-            mode = "fallback"
-        else:
-            worker.reported(report, time.monotonic())
-            model = worker.cards[0].id
-            for rank in report.loads:
-                values = {
-                    "running_requests": float(rank.num_running_reqs),
-                    "waiting_requests": float(rank.num_waiting_reqs),
-                    "token_usage": rank.token_usage,
-                    "gen_throughput": rank.gen_throughput,
-                    "cache_hit_rate": rank.cache_hit_rate,
-                }
-                self.router.metrics.engines.reported(worker.url, model, str(rank.dp_rank), values)
-        self.router.metrics.engines.polls.inc(worker.url, mode)
-
-    # Removal ---------------------------------------------------------------------------------------
+    def watch(self, url: str) -> None:
+        """Watch the workers behind ``url``, by their present rules."""
+        running = self._watches.pop(url, None)
+        if running is not None:
+            running.cancel()
+        self._watches[url] = self.router.spawn(Watch(self.router, url).run(), f"watch {url}")
 
     def drain(self, worker: Worker) -> None:
         """Stop routing to the worker; it disappears when its requests are done, at the earliest after a few seconds."""
         worker.status = DRAINING
         self.registry.changed()
-        self.router.spawn(self._remove(worker), f"remove {worker.url}")
+        self._start(worker, self.router.spawn(self._remove(worker), f"remove {worker.name}"))
 
     async def _remove(self, worker: Worker) -> None:
         await asyncio.sleep(REMOVAL_SECS)
         while worker.inflight > 0:
             await asyncio.sleep(0.2)
-        task = self._tasks.pop(worker.id, None)
-        if task is not None:
-            task.cancel()
-        for policy in self.router.policies.values():
-            policy.forget(worker)
+        self.router.forget(worker)
         self.registry.remove(worker)
-        self.router.metrics.worker_removed(worker.url)
-        if not self.registry.find_url(worker.url):
-            admin = self.admins.pop(worker.url, None)
-            if admin is not None:
-                await admin.close()
+        await self._disconnect(worker.url)
+
+    async def _disconnect(self, url: str) -> None:
+        """Close the management connection of a URL that has no worker any more."""
+        if self.registry.find_url(url):
+            return
+        watch = self._watches.pop(url, None)
+        if watch is not None:
+            watch.cancel()
+        admin = self.admins.pop(url, None)
+        if admin is not None:
+            await admin.close()
 
 
 def sampling_defaults(text: str) -> dict[str, float]:

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,15 +38,21 @@ from smg.router.admin import Admin
 from smg.router.breaker import NAMES
 from smg.router.lifecycle import Lifecycle
 from smg.router.policies import Policy, RouteFacts, make_policy
-from smg.router.registry import RegistrationError, Registry
+from smg.router.registry import Registry
 from smg.router.retry import RetryRules
+from smg.router.spec import RegistrationError
 from smg.router.worker import Worker
+from smg.settings import POLICIES
 from smg.telemetry.router_metrics import RouterMetrics
 
 log = logging.getLogger("smg.router")
 
 RETRY_AFTER = (("retry-after", "1"),)
 AVOID_LIMIT = 8
+# How long a restarted router waits for its workers before it takes requests.
+RESTART_SECS = 2.0
+TICK_CONTINUES_SECS = 0.02
+ERROR_TYPES = {"DEADLINE_EXCEEDED": "timeout", "RESOURCE_EXHAUSTED": "rate_limit_error", "INTERNAL": "engine_error"}
 
 
 class RouterProcess(ChildProcess):
@@ -70,18 +77,22 @@ class RouterProcess(ChildProcess):
             Route: self._on_route, Redispatch: self._on_redispatch, WorkerReport: self._on_report,
             DetokLoad: self._on_detok_load, AdminCall: self.admin.on_call,
         }  # fmt: skip
-        self._restore()
+        self._pool_labels: set[tuple[str, str, str]] = set()
+        # Only sticky sessions look at the requests in flight per routing key.
+        self._counts_keys = settings.routing_key_override
+        if self._restore():
+            await self.lifecycle.settle(RESTART_SECS)
+        self._tick_timer = self.loop.call_later(float(settings.eviction_interval_secs), self._tick)
         return f"policy {settings.policy}, {len(self.registry.workers)} workers"
 
-    def _restore(self) -> None:
-        """Workers and tokenizers: those of the router that ran before, or the flags at first start."""
+    def _restore(self) -> bool:
+        """Workers and tokenizers: those of the router that ran before (True), or the flags at first start."""
         saved = self.registry.saved()
         if saved is None:
             source = self.settings.tokenizer_source
             if source is not None and not self.settings.disable_tokenizer_autoload:
                 self.registry.tokenizers[source] = TokenizerSource(source, source, self.settings.chat_template or "")
-            urls = [] if self.settings.enable_igw and not self.settings.worker_urls else self.settings.worker_urls
-            specs: list[dict[str, Any]] = [{"url": url} for url in dict.fromkeys(urls)]
+            specs: list[dict[str, Any]] = [{"url": url} for url in dict.fromkeys(self.settings.worker_urls)]
         else:
             specs, sources, removed = saved
             self.registry.tokenizers.update({source.name: source for source in sources})
@@ -89,11 +100,26 @@ class RouterProcess(ChildProcess):
         for spec in specs:
             try:
                 self.lifecycle.register(self.registry.new_worker(spec, self.breaker_changed))
-            except (RegistrationError, ValueError) as error:
+            except RegistrationError as error:
                 log.error("worker %s is not registered: %s", spec.get("url"), error)
+        return saved is not None
 
     async def stop(self) -> None:
+        self._tick_timer.cancel()
         await self.lifecycle.close()
+
+    def _tick(self) -> None:
+        """Upkeep of the policies, in small steps."""
+        now = time.monotonic()
+        unfinished = [policy for policy in list(self.policies.values()) if policy.tick(now)]
+        pause = TICK_CONTINUES_SECS if unfinished else float(self.settings.eviction_interval_secs)
+        self._tick_timer = self.loop.call_later(pause, self._tick)
+
+    def forget(self, worker: Worker) -> None:
+        """The worker has left: nothing refers to it any more."""
+        for policy in self.policies.values():
+            policy.forget(worker)
+        self.metrics.worker_removed(worker.name)
 
     # Ring -----------------------------------------------------------------------------------------
 
@@ -124,24 +150,40 @@ class RouterProcess(ChildProcess):
         for role in self.talks_to:
             for box in self.links.of(role).values():
                 box.send(table)
+        self._measure_pool()
+
+    def _measure_pool(self) -> None:
+        sizes = Counter(
+            (worker.worker_type, worker.transport, card.id)
+            for worker in self.registry.workers.values()
+            for card in worker.cards
+        )
+        for labels in self._pool_labels - sizes.keys():
+            self.metrics.workers.pool_size.forget(*labels)
+        for labels, size in sizes.items():
+            self.metrics.workers.pool_size.set(size, *labels)
+        self._pool_labels = set(sizes)
 
     # Dispatch -------------------------------------------------------------------------------------
 
     def _on_route(self, route: Route) -> None:
         now = time.monotonic()
+        key = route.routing_key if self._counts_keys else ""
         workers: list[Worker] = []
+        detok = -1
         for part in route.parts:
             worker = self._choose(route, part.prompt_tokens, part.block_hashes, now)
-            if worker is None:
-                self._no_worker(route)
+            if worker is not None and not workers:
+                detok = self._choose_detok(worker)
+            if worker is None or detok < 0:
+                for sent in workers:
+                    sent.released(detok, key)
+                self._no_worker(route, detoks=worker is None)
                 return
+            # Counted at once, so that the next prompt of a batch sees it.
+            worker.sent(detok, part.prompt_tokens, key)
             workers.append(worker)
-        detok = self._choose_detok(workers[0])
-        if detok is None:
-            self._refuse(route, refused("service_unavailable", "no detokenizer process is running", status=503))
-            return
-        for worker, part in zip(workers, route.parts, strict=True):
-            worker.sent(detok, part.prompt_tokens)
+        for worker in workers:
             self.metrics.workers.sent(worker.name, route.model, worker.inflight)
         self.detok_load[detok] = self.detok_load.get(detok, 0) + len(workers)
         if route.attempts == 0:
@@ -152,28 +194,40 @@ class RouterProcess(ChildProcess):
         self.links.send("detok", detok, Dispatch(route.seq, route.frontend, refs, route.plan, carried))
 
     def _choose(self, route: Route, prompt_tokens: int, hashes: bytes, now: float) -> Worker | None:
-        served = self.registry.by_model.get(route.model, ())
+        served = self.registry.by_model.get(route.model)
+        if not served:
+            return None
+        policy = self.policies.get(route.model) or self._new_policy(route.model)
         candidates = [worker for worker in served if worker.selectable(now)]
         if len(candidates) > 1 and route.avoid:
             others = [worker for worker in candidates if worker.url not in route.avoid]
             candidates = others or candidates
         if not candidates:
+            policy.no_candidates()
             return None
-        policy = self.policies.get(route.model)
-        if policy is None:
-            policy = self.policies[route.model] = make_policy(self.settings, self.metrics)
-        facts = RouteFacts(route.model, prompt_tokens, hashes, route.routing_key, route.target_worker, now)
+        facts = RouteFacts(
+            route.model, prompt_tokens, hashes, route.routing_key, route.target_worker, now, served, route.key_source
+        )
         worker = policy.select(candidates, facts)
         if worker is not None:
             self.metrics.workers.selections.inc(worker.worker_type, worker.transport, route.model, policy.name)
         return worker
 
-    def _choose_detok(self, worker: Worker) -> int | None:
+    def _new_policy(self, model: str) -> Policy:
+        """The first worker of a model decides by its label ``policy``, else the flag does."""
+        label = self.registry.by_model[model][0].labels.get("policy", "")
+        if label and label not in POLICIES:
+            log.warning("model %s: a worker names the unknown policy '%s'", model, label)
+            label = ""
+        policy = self.policies[model] = make_policy(self.settings, self.metrics, model, label)
+        return policy
+
+    def _choose_detok(self, worker: Worker) -> int:
         """Streams of one worker share a detok process, so that one engine step is one read and one frame; a process
-        that is clearly busier than the others passes its streams on."""
+        that is clearly busier than the others passes its streams on. -1 when none is running."""
         live = sorted(self.links.of("detok"))
         if not live:
-            return None
+            return -1
         if len(live) == 1:
             return live[0]
         load = [self.detok_load.get(index, 0) for index in live]
@@ -182,14 +236,25 @@ class RouterProcess(ChildProcess):
             return live[home]
         return live[load.index(min(load))]
 
-    def _no_worker(self, route: Route) -> None:
-        self.metrics.failed("regular", "grpc", route.model, route.endpoint, "no_workers")
+    def _no_worker(self, route: Route, *, detoks: bool) -> None:
+        """Refuse the request: no worker takes it, or (``detoks`` False) there is no process to run it in."""
+        if not detoks:
+            self._fail(route, "internal_error")
+            self._refuse(route, refused("service_unavailable", "no detokenizer process is running", status=503))
+            return
+        self._fail(route, "no_workers")
         if route.model not in self.registry.by_model:
             error = refused("model_not_found", f"No worker available for model '{route.model}'", status=404)
         else:
             message = "No available workers (all circuits open or unhealthy)"
             error = ApiError(503, "no_available_workers", message, gateway=True, headers=RETRY_AFTER)
         self._refuse(route, error)
+
+    def _fail(self, route: Route, error_type: str) -> None:
+        """Count a request that failed for good. Models nobody serves are not told apart."""
+        served = self.registry.by_model.get(route.model)
+        transport = served[0].transport if served else "grpc"
+        self.metrics.failed("regular", transport, route.model if served else "other", route.endpoint, error_type)
 
     def _refuse(self, route: Route, error: ApiError) -> None:
         status, headers, body = render_error(error, path_of_api(route.endpoint), route.request_id)
@@ -204,7 +269,7 @@ class RouterProcess(ChildProcess):
         if not is_retryable(message.code) or attempts >= self.retries.attempts:
             if attempts > 1:
                 self.metrics.workers.exhausted.inc("regular", route.endpoint)
-            self.metrics.failed("regular", "grpc", route.model, route.endpoint, "backend_error")
+            self._fail(route, ERROR_TYPES.get(message.code, "backend_error"))
             status = http_status(message.code)
             text = f"Failed to start generation: {message.message}"
             headers = RETRY_AFTER if status in (429, 503) else ()
@@ -220,20 +285,18 @@ class RouterProcess(ChildProcess):
         load = self.detok_load.get(message.detok, 0)
         if load:
             self.detok_load[message.detok] = load - 1
-        for worker in self.registry.find_url(message.url):
-            if message.dp_rank >= 0 and worker.dp_rank != message.dp_rank:
-                continue
-            worker.released(message.detok)
+        worker = self.registry.at(message.url, message.dp_rank)
+        if worker is not None:
+            worker.released(message.detok, message.routing_key if self._counts_keys else "")
             self._feed_breaker(worker, message.outcome)
             self.metrics.workers.left(worker.name, worker.inflight)
-            return
 
     def _feed_breaker(self, worker: Worker, outcome: str) -> None:
         breaker = worker.breaker
         if outcome == "success":
             if not breaker.failures and not breaker.state:
                 breaker.successes += 1
-                self.metrics.breakers.outcome(worker.name, success=True)
+                self.metrics.breakers.succeeded(worker.name, breaker.successes)
                 return
             breaker.success()
         elif outcome == "failure":
@@ -247,13 +310,16 @@ class RouterProcess(ChildProcess):
     def breaker_changed(self, worker: Worker, old: str, new: str) -> None:
         """A breaker went from one state to another."""
         log.warning("circuit breaker of worker %s: %s -> %s", worker.name, old, new)
+        breaker = worker.breaker
         self.metrics.breakers.transition(worker.name, old, new)
+        self.metrics.breakers.update(worker.name, new, breaker.failures, breaker.successes)
 
     def _on_detok_load(self, message: DetokLoad) -> None:
         """A detok process tells a restarted router what it runs."""
         self.detok_load[message.detok] = sum(message.inflight.values())
-        for url, count in message.inflight.items():
-            for worker in self.registry.find_url(url)[:1]:
+        for worker in self.registry.workers.values():
+            count = message.inflight.get(worker.name)
+            if count is not None:
                 worker.forget_detok(message.detok)
                 worker.detok_inflight[message.detok] = count
                 worker.inflight += count

@@ -13,21 +13,13 @@ import msgspec
 from smg.messages import ModelInfo, ModelTable, TokenizerSource
 from smg.models.registry import ParserNames, agree, check_override
 from smg.router.breaker import NAMES, BreakerRules, CircuitBreaker
-from smg.router.worker import DRAINING, READY, ModelCard, Worker
+from smg.router.spec import RegistrationError, model_card, read_worker
+from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
 from smg.settings import Settings
 
 log = logging.getLogger("smg.router.registry")
 
 STATE_FILE = "workers.json"
-
-
-class RegistrationError(Exception):
-    """A worker description that cannot be registered. ``code`` is the error code of the workers API."""
-
-    def __init__(self, message: str, code: str = "BAD_REQUEST") -> None:
-        super().__init__(message)
-        self.message = message
-        self.code = code
 
 
 class Registry:
@@ -37,6 +29,8 @@ class Registry:
         self.settings = settings
         self.workers: dict[str, Worker] = {}
         self.by_model: dict[str, list[Worker]] = {}
+        self.by_address: dict[tuple[str, int], Worker] = {}
+        self.known_ids: dict[str, str] = {}
         self.tokenizers: dict[str, TokenizerSource] = {}
         self.removed_tokenizers: set[str] = set()
         self.version = 0
@@ -52,50 +46,57 @@ class Registry:
 
     # Workers ---------------------------------------------------------------------------------------
 
-    def new_worker(self, spec: dict[str, Any], on_breaker: Callable[[Worker, str, str], None]) -> Worker:
+    def new_worker(
+        self, spec: dict[str, Any], on_breaker: Callable[[Worker, str, str], None], dp_rank: int = -1
+    ) -> Worker:
         """A pending worker from a registration body. Raises ``RegistrationError``."""
-        url = spec.get("url")
-        if not isinstance(url, str) or not url.startswith(("http://", "https://", "grpc://", "grpcs://", "ipc://")):
-            raise RegistrationError(
-                "URL must start with a lowercase http://, https://, grpc://, grpcs://, or ipc:// scheme"
-            )
-        if url.startswith(("http://", "https://")):
-            raise RegistrationError(f"HTTP workers are not supported by this gateway: {url}")
-        labels = {str(k): str(v) for k, v in (spec.get("labels") or {}).items()}
+        checked = read_worker(spec)
         worker: Worker
         breaker = CircuitBreaker(self.rules, lambda old, new: on_breaker(worker, NAMES[old], NAMES[new]))
-        worker = Worker(url=url, spec=spec, breaker=breaker, labels=labels)
-        worker.transport = "zmq" if url.startswith("ipc://") else "grpc"
-        worker.worker_type = spec.get("worker_type") or "regular"
-        worker.priority = int(spec.get("priority") or 50)
-        worker.cost = float(spec.get("cost") or 1.0)
-        kind = spec.get("runtime_type") or spec.get("runtime") or ""
-        worker.kind = "" if kind in ("unspecified", "generic", "external") else kind
-        worker.cards = [parse_card(card) for card in spec.get("models") or []]
+        worker = Worker(url=checked.url, spec=spec, breaker=breaker, labels=dict(checked.labels or {}))
+        worker.dp_rank = dp_rank
+        first_rank = f"{worker.name}@0"  # what it was called when its ranks were told apart
+        worker.id = self.known_ids.get(worker.name) or self.known_ids.get(first_rank) or worker.id
+        worker.transport = "zmq" if worker.url.startswith("ipc://") else "grpc"
+        worker.worker_type = checked.worker_type or "regular"
+        worker.priority = 50 if checked.priority is None else checked.priority
+        worker.cost = 1.0 if checked.cost is None else checked.cost
+        worker.kind = checked.kind
+        worker.cards = [model_card(card) for card in spec.get("models") or []]
         for card in worker.cards:
             names = ParserNames(tool=card.tool_parser, reasoning=card.reasoning_parser)
-            check_override(url, card.id, names)
+            try:
+                check_override(worker.url, card.id, names)
+            except ValueError as error:
+                raise RegistrationError(str(error)) from error
         return worker
 
     def find_url(self, url: str) -> list[Worker]:
         """All workers behind one URL (several with data-parallel ranks)."""
         return [worker for worker in self.workers.values() if worker.url == url]
 
+    def at(self, url: str, dp_rank: int) -> Worker | None:
+        """The worker with this address."""
+        return self.by_address.get((url, dp_rank))
+
     def add(self, worker: Worker) -> None:
-        """Put a worker (still pending) into the list."""
+        """Put a worker into the list, in the place of an older entry with its id."""
         self.workers[worker.id] = worker
         self.changed()
 
     def remove(self, worker: Worker) -> None:
         self.workers.pop(worker.id, None)
+        self.known_ids.pop(worker.name, None)
         self.changed()
 
     def changed(self) -> None:
         """Rebuild the index, save the list, tell the others."""
         self.by_model = {}
+        self.by_address = {}
         for worker in self.workers.values():
-            for card in worker.cards:
-                self.by_model.setdefault(card.id, []).append(worker)
+            self.by_address[(worker.url, worker.dp_rank)] = worker
+            for name in dict.fromkeys(card.id for card in worker.cards):
+                self.by_model.setdefault(name, []).append(worker)
         self.version += 1
         self._save()
         self._on_change()
@@ -110,7 +111,7 @@ class Registry:
         return ModelTable(self.version, models, list(self.tokenizers.values()), len(regular), ready)
 
     def _model(self, name: str, workers: list[Worker]) -> ModelInfo:
-        known = [worker for worker in workers if worker.kind]
+        known = [worker for worker in workers if _is_known(worker)]
         cards = [card for worker in known for card in worker.cards if card.id == name]
         overrides = self._agreed(name, [_parsers(c, worker) for worker in known for c in worker.cards if c.id == name])
         first, card = known[0], cards[0]
@@ -153,9 +154,10 @@ class Registry:
 
     def _save(self) -> None:
         """Write the list where a restarted router finds it (atomically)."""
-        specs = {worker.url: worker.spec for worker in self.workers.values() if worker.status != DRAINING}
+        kept = [worker for worker in self.workers.values() if worker.status != DRAINING]
         state = {
-            "workers": list(specs.values()),
+            "workers": list({worker.url: worker.spec for worker in kept}.values()),
+            "ids": {worker.name: worker.id for worker in kept},
             "tokenizers": list(self.tokenizers.values()),
             "removed_tokenizers": sorted(self.removed_tokenizers),
         }
@@ -168,10 +170,12 @@ class Registry:
             log.error("the worker list cannot be saved: %s", error)
 
     def saved(self) -> tuple[list[dict[str, Any]], list[TokenizerSource], list[str]] | None:
-        """Registration bodies and tokenizers of the router that ran before, None at first start."""
+        """Registration bodies and tokenizers of the router that ran before, None at first start. Its workers keep their
+        ids."""
         try:
             state = msgspec.json.decode(self._state_file.read_bytes())
             sources = msgspec.convert(state["tokenizers"], list[TokenizerSource])
+            self.known_ids = dict(state["ids"])
         except FileNotFoundError:
             return None
         except (OSError, ValueError, KeyError) as error:
@@ -180,8 +184,13 @@ class Registry:
         return state["workers"], sources, state["removed_tokenizers"]
 
 
+def _is_known(worker: Worker) -> bool:
+    """Whether the engine has described itself: a pending worker serves nothing yet."""
+    return worker.status not in (PENDING, DRAINING) and bool(worker.kind)
+
+
 def _known(workers: Iterable[Worker]) -> bool:
-    return any(worker.kind and worker.status != DRAINING for worker in workers)
+    return any(map(_is_known, workers))
 
 
 def _parsers(card: ModelCard, worker: Worker) -> ParserNames:
@@ -190,17 +199,3 @@ def _parsers(card: ModelCard, worker: Worker) -> ParserNames:
         tool=card.tool_parser or worker.labels.get("tool_parser", ""),
         reasoning=card.reasoning_parser or worker.labels.get("reasoning_parser", ""),
     )
-
-
-def parse_card(raw: Any) -> ModelCard:
-    """A model card of a registration body. Raises ``RegistrationError``."""
-    if not isinstance(raw, dict) or not isinstance(raw.get("id"), str) or not raw["id"]:
-        raise RegistrationError("every entry of 'models' needs a non-empty 'id'")
-    known = {
-        name: raw[name] for name in ModelCard.__slots__ if name in raw and name != "extra" and raw[name] is not None
-    }
-    extra = {name: value for name, value in raw.items() if name not in ModelCard.__slots__}
-    try:
-        return ModelCard(**known, extra=extra)
-    except TypeError as error:
-        raise RegistrationError(f"bad model card: {error}") from error

@@ -56,6 +56,16 @@ class BreakerMetrics:
         """One request ended on this worker."""
         self.outcomes.inc(worker_label(url), "success" if success else "failure")
 
+    def succeeded(self, url: str, successes: int) -> None:
+        """One more success of a worker whose breaker stays closed."""
+        worker = worker_label(url)
+        self.outcomes.inc(worker, "success")
+        self.successes.set(successes, worker)
+
+    def readmitted(self, url: str) -> None:
+        """The prober's verdict half opened the breaker."""
+        self.readmissions.inc(worker_label(url))
+
     def transition(self, url: str, old: str, new: str) -> None:
         """The breaker changed its state."""
         self.transitions.inc(worker_label(url), old, new)

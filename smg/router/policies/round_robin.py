@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from smg.router.policies.base import RouteFacts
+from smg.router.policies.base import Policy, RouteFacts
 from smg.router.worker import Worker
 
 
-class RoundRobin:
+class RoundRobin(Policy):
     """A counter modulo the candidates."""
 
     name = "round_robin"
@@ -20,6 +20,3 @@ class RoundRobin:
         worker = candidates[self._next % len(candidates)]
         self._next += 1
         return worker
-
-    def forget(self, worker: Worker) -> None:
-        """Holds no worker."""
