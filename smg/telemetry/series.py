@@ -52,7 +52,7 @@ def bind_to_process() -> None:
     otherwise asks the kernel for the process id at every increment."""
     pid = os.getpid()
     if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        values.ValueClass = values.MultiProcessValue(lambda: pid)
+        values.ValueClass = values.MultiProcessValue(lambda: pid)  # type: ignore[no-untyped-call]
 
 
 def method_label(method: str) -> str:
