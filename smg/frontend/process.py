@@ -193,7 +193,8 @@ class FrontendProcess(ChildProcess):
                 self._pool_load.pop((peer.index, peer.generation), None)
                 self._lost(lambda e, p=peer: e.owner < 0 and e.tokenizer == (p.index, p.generation))  # type: ignore[misc]
             elif peer.role == "detok":
-                self._lost(lambda e, p=peer: e.owner == p.index)  # type: ignore[misc]
+                # A plan may have been on its way there: what has no owner yet goes around again as well.
+                self._lost(lambda e, p=peer: e.owner == p.index or (e.owner < 0 <= e.tokenizer[0]))  # type: ignore[misc]
             elif peer.role == "router":
                 # Whether a plan was still in the router is not known here: all that have no owner go around again.
                 self._lost(lambda e: e.owner < 0)

@@ -70,6 +70,7 @@ class RouterProcess(ChildProcess):
         self.policies: dict[str, Policy] = {}
         self.failed_jobs: dict[str, tuple[str, str, float]] = {}
         self.detok_load: dict[int, int] = {}
+        self._waiting_for_detok: list[Route] = []
         self.retries = RetryRules.from_settings(settings)
         self.lifecycle = Lifecycle(self)
         self.admin = Admin(self)
@@ -134,6 +135,10 @@ class RouterProcess(ChildProcess):
                 self.detok_load.pop(peer.index, None)
                 for worker in self.registry.workers.values():
                     worker.forget_detok(peer.index)
+        if any(peer.role == "detok" for peer in appeared):
+            waiting, self._waiting_for_detok = self._waiting_for_detok, []
+            for route in waiting:
+                self._on_route(route)
         table = self.registry.table()
         for peer in appeared:
             self.links.send(peer.role, peer.index, table)
@@ -240,7 +245,7 @@ class RouterProcess(ChildProcess):
         """Refuse the request: no worker takes it, or (``detoks`` False) there is no process to run it in."""
         if not detoks:
             self._fail(route, "internal_error")
-            self._refuse(route, refused("service_unavailable", "no detokenizer process is running", status=503))
+            self._waiting_for_detok.append(route)
             return
         self._fail(route, "no_workers")
         if route.model not in self.registry.by_model:
