@@ -11,6 +11,7 @@ from smg.api.chat_messages import ChatMessage, message_dicts
 from smg.api.decode import BodyDecoder
 from smg.api.errors import ApiError, invalid, refused
 from smg.api.fields import (
+    ONE_CONSTRAINT,
     U32,
     Request,
     SamplingRequest,
@@ -173,16 +174,16 @@ def _check_constraints(request: ChatRequest) -> None:
     response_format = request.response_format
     is_json = type(response_format) in (JsonObjectFormat, JsonSchemaFormat)
     if request.regex is not None and is_json:
-        raise invalid("regex_conflicts_with_json", "cannot use a regex constraint with a JSON response format")
+        raise invalid("regex_conflicts_with_json", "cannot use regex constraint with JSON response format")
     if request.ebnf is not None and is_json:
-        raise invalid("ebnf_conflicts_with_json", "cannot use an EBNF constraint with a JSON response format")
+        raise invalid("ebnf_conflicts_with_json", "cannot use EBNF constraint with JSON response format")
     if request.regex is not None and request.ebnf is not None:
-        raise invalid("multiple_constraints", "only one of regex, ebnf and json_schema can be used at a time")
+        raise invalid("multiple_constraints", ONE_CONSTRAINT)
     if type(response_format) is JsonSchemaFormat:
         if not response_format.json_schema.name:
-            raise invalid("json_schema_name_empty", "the JSON schema name cannot be empty")
+            raise invalid("json_schema_name_empty", "JSON schema name cannot be empty")
         if type(response_format.json_schema.schema) is not dict:
-            raise invalid("json_schema_schema_not_object", "the JSON schema must be a JSON object")
+            raise invalid("json_schema_schema_not_object", "JSON schema 'schema' must be a JSON object")
 
 
 def _check_fields(request: ChatRequest) -> None:
@@ -191,7 +192,8 @@ def _check_fields(request: ChatRequest) -> None:
     check_integer("max_completion_tokens", request.max_completion_tokens, 1)
     check_integer("max_tokens", request.max_tokens, 1)
     if not request.messages:
-        raise invalid("empty_array", "expected an array with at least one message", "messages")
+        text = "empty array. Expected an array with minimum length 1, but got an empty array instead."
+        raise invalid("empty_array", f"Invalid 'messages': {text}", "messages")
     check_sampling_ranges(request, MAX_N)
     check_integer("top_logprobs", request.top_logprobs, 0, MAX_TOP_LOGPROBS)
     if request.verbosity is not None and request.verbosity not in ("low", "medium", "high"):

@@ -16,7 +16,16 @@ import msgspec
 
 from smg.api.decode import BodyDecoder
 from smg.api.errors import invalid
-from smg.api.fields import U32, SamplingRequest, check_integer, check_sampling_ranges, check_stream_options, token_bias
+from smg.api.fields import (
+    ONE_CONSTRAINT,
+    U32,
+    SamplingRequest,
+    check_integer,
+    check_sampling_ranges,
+    check_stream_options,
+    token_bias,
+    too_long,
+)
 from smg.api.tools import type_error
 
 MAX_N = 128
@@ -63,7 +72,7 @@ def prompts_of(request: CompletionRequest) -> list[Prompt]:
     if kind is int:
         return [entries]
     if len(entries) > MAX_PROMPTS:
-        raise invalid("array_above_max_length", f"expected at most {MAX_PROMPTS} prompts", "prompt")
+        raise too_long("prompt", MAX_PROMPTS, len(entries))
     return entries
 
 
@@ -103,6 +112,6 @@ def validate(request: CompletionRequest) -> list[Prompt]:
         raise invalid("min_tokens_exceeds_max", "min_tokens cannot exceed max_tokens")
     given = (request.regex, request.ebnf, request.json_schema)
     if sum(constraint is not None for constraint in given) > 1:
-        raise invalid("multiple_constraints", "only one of regex, ebnf and json_schema can be used at a time")
+        raise invalid("multiple_constraints", ONE_CONSTRAINT)
     token_bias(request.logit_bias)
     return prompts

@@ -13,7 +13,7 @@ import msgspec
 from smg.api.completions import MAX_PROMPTS, Prompt
 from smg.api.decode import BodyDecoder
 from smg.api.errors import invalid, refused
-from smg.api.fields import U32, Request, check_integer
+from smg.api.fields import U32, Request, check_integer, too_long
 
 
 class EmbeddingRequest(Request, kw_only=True):
@@ -45,9 +45,9 @@ def inputs_of(request: EmbeddingRequest) -> list[Prompt]:
     entries = [value] if type(value) is str or _is_ids(value) else value
     good = type(entries) is list and all((type(entry) is str and entry) or _is_ids(entry) for entry in entries)
     if not good or not entries:
-        raise refused("empty_input", "The input must be non-empty text or token ids, or a list of those")
+        raise refused("empty_input", "Input text cannot be empty")
     if len(entries) > MAX_PROMPTS:
-        raise invalid("array_above_max_length", f"expected at most {MAX_PROMPTS} inputs", "input")
+        raise too_long("input", MAX_PROMPTS, len(entries))
     return list(entries)
 
 

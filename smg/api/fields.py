@@ -20,6 +20,11 @@ StringOrList = str | list[str]
 MAX_STOP_STRINGS = 4
 MAX_ENGINE_STOP_STRINGS = 1024
 
+_STREAM_OPTIONS = "The 'stream_options' parameter is only allowed when 'stream' is enabled"
+_BIAS_KEYS = "keys must be non-negative integer token ids"
+
+ONE_CONSTRAINT = "only one structured output constraint (regex, ebnf, or json_schema) can be active at a time"
+
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 """What a worker's generation config may fill in; its other keys are not used."""
 
@@ -73,8 +78,11 @@ def check_decimal(field: str, value: float | None, low: float, high: float, *, a
     if value is None or (low < value <= high) or (value == low and not above):
         return
     if value > high:
-        raise invalid("decimal_above_max_value", f"expected a value <= {high}, but got {value}", field)
-    raise invalid("decimal_below_min_value", f"expected a value {'>' if above else '>='} {low}, but got {value}", field)
+        text = f"decimal above maximum value. Expected a value <= {high:.1f}, but got {value:g} instead."
+        raise invalid("decimal_above_max_value", f"Invalid '{field}': {text}", field)
+    bound = f"{'>' if above else '>='} {low:.1f}"
+    text = f"decimal below minimum value. Expected a value {bound}, but got {value:g} instead."
+    raise invalid("decimal_below_min_value", f"Invalid '{field}': {text}", field)
 
 
 def check_integer(field: str, value: int | None, low: int, high: int | None = None) -> None:
@@ -82,9 +90,11 @@ def check_integer(field: str, value: int | None, low: int, high: int | None = No
     if value is None:
         return
     if value < low:
-        raise invalid("integer_below_min_value", f"expected a value >= {low}, but got {value}", field)
+        text = f"integer below minimum value. Expected a value >= {low}, but got {value} instead."
+        raise invalid("integer_below_min_value", f"Invalid '{field}': {text}", field)
     if high is not None and value > high:
-        raise invalid("integer_above_max_value", f"expected a value <= {high}, but got {value}", field)
+        text = f"integer above maximum value. Expected a value <= {high}, but got {value} instead."
+        raise invalid("integer_above_max_value", f"Invalid '{field}': {text}", field)
 
 
 def check_top_k(field: str, value: int | None) -> None:
@@ -106,11 +116,17 @@ def check_seed(field: str, value: int | None) -> None:
         raise ApiError(400, "invalid_type", f"Invalid JSON data: {field}: expected a 64-bit integer", field)
 
 
+def too_long(field: str, limit: int, length: int) -> ApiError:
+    """An array with more than ``limit`` entries."""
+    text = f"Expected an array with maximum length {limit}, but got an array with length {length} instead."
+    return invalid("array_above_max_length", f"Invalid '{field}': array too long. {text}", field)
+
+
 def check_stop(field: str, value: StringOrList | None, limit: int = MAX_STOP_STRINGS) -> None:
     """No empty string, at most ``limit`` of them."""
     strings = stop_strings(value)
     if len(strings) > limit:
-        raise invalid("array_above_max_length", f"expected at most {limit} strings, but got {len(strings)}", field)
+        raise too_long(field, limit, len(strings))
     if not all(strings):
         raise invalid("invalid_value", "stop sequences cannot be empty", field)
 
@@ -131,7 +147,7 @@ def check_sampling_ranges(request: SamplingRequest, max_n: int) -> None:
 
 def check_stream_options(request: SamplingRequest) -> None:
     if request.stream_options is not None and not request.stream:
-        raise invalid("stream_options_requires_stream", "'stream_options' is only allowed when 'stream' is enabled")
+        raise invalid("stream_options_requires_stream", _STREAM_OPTIONS)
 
 
 def token_bias(logit_bias: Mapping[str, float] | None, vocab_size: int = 0) -> dict[int, float] | None:
@@ -143,7 +159,7 @@ def token_bias(logit_bias: Mapping[str, float] | None, vocab_size: int = 0) -> d
         digits = key[1:] if key[:1] == "+" else key
         token = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 20 else -1
         if token < 0:
-            raise invalid("logit_bias_invalid_key", f"invalid key in 'logit_bias': {key!r} is not a token id")
+            raise invalid("logit_bias_invalid_key", f"Invalid key in 'logit_bias': {key!r}; {_BIAS_KEYS}")
         if vocab_size and token >= vocab_size:
             raise invalid("logit_bias_invalid_key", f"token id {token} of 'logit_bias' is outside the vocabulary")
         bias[token] = value

@@ -10,7 +10,7 @@ from smg.api.decode import BodyDecoder
 from smg.api.errors import ApiError, invalid, refused
 from smg.api.fields import MAX_ENGINE_STOP_STRINGS, U32, Request, check_decimal, check_stop, fill_defaults
 from smg.api.messages_blocks import Block, check_conversation
-from smg.api.tools import AUTO, NONE, REQUIRED, ToolChoice
+from smg.api.tools import AUTO, NO_TOOLS, NONE, REQUIRED, ToolChoice
 from smg.engines.base import Sampling
 
 MIN_THINKING_BUDGET = 1024
@@ -189,9 +189,11 @@ def _check_choice(request: MessagesRequest) -> None:
     if choice is None or type(choice) is ChoiceNone:
         return
     if not request.tools:
-        raise invalid("tool_choice_requires_tools", "'tool_choice' is only allowed when 'tools' are specified")
+        raise invalid("tool_choice_requires_tools", NO_TOOLS)
     if type(choice) is ChoiceTool and choice.name not in {tool.get("name") for tool in request.tools}:
-        raise invalid("tool_choice_tool_not_found", f"tool '{choice.name}' of 'tool_choice' not found in 'tools'")
+        raise invalid(
+            "tool_choice_tool_not_found", f"Invalid value for 'tool_choice': tool '{choice.name}' not found in 'tools'."
+        )
 
 
 def validate(request: MessagesRequest) -> None:

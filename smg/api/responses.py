@@ -228,7 +228,10 @@ def validate(request: ResponsesRequest) -> Parsed:
     check_items(items)
     _check_ranges(request)
     if request.previous_response_id is not None and request.conversation is not None:
-        text = "only one of 'previous_response_id' and 'conversation' can be given"
+        text = (
+            "Mutually exclusive parameters. Ensure you are only providing one of: 'previous_response_id' or "
+            "'conversation'."
+        )
         raise invalid("mutually_exclusive_parameters", text)
     check_choice(choice, request.tools)
     return Parsed(request=request, items=items, choice=choice)

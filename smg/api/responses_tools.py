@@ -9,7 +9,17 @@ from typing import Any
 import msgspec
 
 from smg.api.errors import invalid
-from smg.api.tools import AUTO, ToolChoice, declaration, parse_word, type_error
+from smg.api.tools import (
+    AUTO,
+    NO_TOOLS,
+    ToolChoice,
+    declaration,
+    function_not_found,
+    parse_word,
+    tool_not_found,
+    type_error,
+    wrong_mode,
+)
 
 _LABEL = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
 _CUSTOM_PARAMETERS = {
@@ -263,23 +273,23 @@ def check_choice(choice: ChoiceObject | str | None, tools: Sequence[ResponsesToo
     if choice is None or choice == "none":
         return
     if not tools:
-        raise invalid("tool_choice_requires_tools", "'tool_choice' is only allowed when 'tools' are specified")
+        raise invalid("tool_choice_requires_tools", NO_TOOLS)
     if isinstance(choice, str):
         return
     names = function_names(tools)
     if choice.type == "function" and choice.name not in names:
-        raise invalid("tool_choice_function_not_found", f"function '{choice.name}' not found in 'tools'")
+        raise invalid("tool_choice_function_not_found", function_not_found(choice.name))
     if choice.type != "allowed_tools":
         return
     if choice.mode not in ("auto", "required"):
-        raise invalid("tool_choice_invalid_mode", f"'tool_choice.mode' must be auto or required, not '{choice.mode}'")
+        raise invalid("tool_choice_invalid_mode", wrong_mode(choice.mode))
     labels = {tool.server_label for tool in tools if isinstance(tool, McpTool)}
     kinds = {tool.__struct_config__.tag for tool in tools}
     for entry in choice.tools or ():
         known = {"function": entry.name in names, "custom": entry.name in names, "mcp": entry.server_label in labels}
         if not known.get(entry.type, entry.type in kinds):
             shown = entry.name or entry.server_label or entry.type
-            raise invalid("tool_choice_tool_not_found", f"tool '{shown}' of 'tool_choice.tools' not found in 'tools'")
+            raise invalid("tool_choice_tool_not_found", tool_not_found(shown))
 
 
 def chat_choice(choice: ChoiceObject | str | None, names: set[str]) -> ToolChoice:

@@ -120,6 +120,24 @@ def chat_tools(tools: Sequence[Tool]) -> list[dict[str, Any]]:
     return result
 
 
+NO_TOOLS = "Invalid value for 'tool_choice': 'tool_choice' is only allowed when 'tools' are specified."
+
+
+def function_not_found(name: str | None) -> str:
+    """Text of ``tool_choice_function_not_found``."""
+    return f"Invalid value for 'tool_choice': function '{name}' not found in 'tools'."
+
+
+def tool_not_found(name: str) -> str:
+    """Text of ``tool_choice_tool_not_found``."""
+    return f"Invalid value for 'tool_choice.tools': tool '{name}' not found in 'tools'."
+
+
+def wrong_mode(mode: str | None) -> str:
+    """Text of ``tool_choice_invalid_mode``."""
+    return f"Invalid value for 'tool_choice.mode': must be 'auto' or 'required', got '{mode}'."
+
+
 def _wrong_choice() -> ApiError:
     return type_error("tool_choice", "expected auto, none, required, a named function or allowed_tools")
 
@@ -176,18 +194,18 @@ def check_choice(choice: ToolChoice, names: set[str]) -> None:
     if choice.names is None and choice.mode != "required":
         return
     if not names:
-        raise invalid("tool_choice_requires_tools", "'tool_choice' is only allowed when 'tools' are specified")
+        raise invalid("tool_choice_requires_tools", NO_TOOLS)
     if choice.names is None:
         return
     if choice.mode == "function":
         if choice.names[0] not in names:
-            raise invalid("tool_choice_function_not_found", f"function '{choice.names[0]}' not found in 'tools'")
+            raise invalid("tool_choice_function_not_found", function_not_found(choice.names[0]))
         return
     if choice.mode not in ("auto", "required"):
-        raise invalid("tool_choice_invalid_mode", f"'tool_choice.mode' must be auto or required, not '{choice.mode}'")
+        raise invalid("tool_choice_invalid_mode", wrong_mode(choice.mode))
     for name in choice.names:
         if name not in names:
-            raise invalid("tool_choice_tool_not_found", f"tool '{name}' of 'tool_choice.tools' not found in 'tools'")
+            raise invalid("tool_choice_tool_not_found", tool_not_found(name))
 
 
 def visible(tools: list[dict[str, Any]], choice: ToolChoice) -> list[dict[str, Any]] | None:
