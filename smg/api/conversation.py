@@ -130,6 +130,7 @@ def draft_conversation(
         reasoning_on=reading.reasoning_on,
         skip_special_tokens=reading.skip_special_tokens,
         stop_strings=stop_strings,
+        keep_stop=speaks_harmony,
     )
     draft.stop_encodings = stop_encodings(info, tokenizer, sampling.stop)
     if reading.tool is not None:

@@ -66,9 +66,9 @@ class Draft:
     """A request on its way to a plan.
 
     ``api`` is the renderer ("chat", "completions", "generate", "messages", "events", "embeddings", "classify"),
-    ``engine_api`` the endpoint as engines distinguish it. ``n`` counts generated choices per prompt.
-    ``stop_encodings`` maps stop strings to their ids (for engines that take one-token stops as ids). ``refusal`` is
-    the error code for what no engine kind can take."""
+    ``engine_api`` the endpoint as engines distinguish it. ``n`` counts generated choices per prompt. ``keep_stop``: a
+    matched stop string stays in the text whatever the client says. ``stop_encodings`` maps stop strings to their ids
+    (for engines that take one-token stops as ids). ``refusal`` is the error code for what no engine kind can take."""
 
     info: ModelInfo
     api: str
@@ -96,6 +96,7 @@ class Draft:
     log_metrics: bool = True
     skip_special_tokens: bool = True
     stop_strings: Sequence[str] | None = None
+    keep_stop: bool = False
     stop_encodings: dict[str, list[int]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     refusal: str = "invalid_request_parameters"
@@ -174,7 +175,7 @@ def _planned(draft: Draft, parts: list[PromptPart], block_size: int) -> Planned:
             strings=list(strings),
             token_ids=list(sampling.stop_token_ids),
             eos_ids=[] if sampling.ignore_eos else list(draft.eos_ids),
-            keep=sampling.no_stop_trim,
+            keep=sampling.no_stop_trim or draft.keep_stop,
         ),
         parser=draft.parser,
         response=_response(draft),
