@@ -131,6 +131,7 @@ class Links:
         self._context = context
         self._roles = frozenset(roles)
         self._boxes: dict[tuple[str, int], Outbox] = {}
+        self._held: dict[tuple[str, int], list[RingMessage]] = {}
 
     def update(self, peers: Iterable[Peer]) -> tuple[list[Peer], list[Peer]]:
         """Connect to new peers, drop dead ones; returns (appeared, vanished)."""
@@ -140,7 +141,10 @@ class Links:
             self._boxes.pop((peer.role, peer.index)).close()
         appeared = [peer for key, peer in live.items() if key not in self._boxes]
         for peer in appeared:
-            self._boxes[(peer.role, peer.index)] = Outbox(self._context, peer)
+            key = (peer.role, peer.index)
+            box = self._boxes[key] = Outbox(self._context, peer)
+            for message in self._held.pop(key, ()):
+                box.send(message)
         return appeared, vanished
 
     def get(self, role: str, index: int) -> Outbox | None:
@@ -157,6 +161,11 @@ class Links:
             return False
         box.send(message)
         return True
+
+    def deliver(self, role: str, index: int, message: RingMessage) -> None:
+        """Send to one process; while it is not alive the message waits for its successor."""
+        if not self.send(role, index, message):
+            self._held.setdefault((role, index), []).append(message)
 
     def close(self) -> None:
         for box in self._boxes.values():

@@ -31,6 +31,7 @@ from smg.messages import (
     ModelTable,
     Owner,
     Peer,
+    Redispatch,
     Reply,
     RingMessage,
     WorkerRef,
@@ -167,7 +168,10 @@ class DetokProcess(ChildProcess):
         self.links.send("frontend", frontend, message)
 
     def to_router(self, message: RingMessage) -> None:
-        self.links.send("router", 0, message)
+        if isinstance(message, Redispatch):
+            self.links.deliver("router", 0, message)
+        else:
+            self.links.send("router", 0, message)  # a restarted router hears of the load as a whole
 
     def write(self, run: Run) -> None:
         dirty = self._dirty

@@ -110,7 +110,8 @@ class FrontendProcess(ChildProcess):
         self._seq += 1
         exchange.seq = self._seq
         self.exchanges[exchange.seq] = exchange
-        self.links.send("router", 0, make(exchange.seq))
+        if not self.links.send("router", 0, make(exchange.seq)):
+            self._resubmit(exchange)
 
     def forget(self, exchange: Exchange) -> None:
         """The coroutine is done with the exchange. If the ring still works on it, the work is aborted."""

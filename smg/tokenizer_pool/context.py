@@ -24,7 +24,11 @@ log = logging.getLogger("smg.pool.models")
 
 
 class PoolContext:
-    """``smg.api.context.Context`` of one tokenizer process. ``on_loaded`` is called when a tokenizer has been loaded or has failed."""
+    """``smg.api.context.Context`` of one tokenizer process.
+
+    ``informed`` turns True with the first table of models. ``on_loaded`` is called when a tokenizer has been loaded or
+    has failed.
+    """
 
     def __init__(self, settings: Settings, run_dir: Path, metrics: PoolMetrics, on_loaded: Callable[[], None]) -> None:
         self.flags = Flags(
@@ -39,6 +43,7 @@ class PoolContext:
         self._metrics = metrics
         self._on_loaded = on_loaded
         self._table = ModelTable(0, [], [])
+        self.informed = False
         self._models: dict[str, ModelInfo] = {}
         self._sources: dict[str, TokenizerSource] = {}
         self._tokenizers: dict[str, TokenizerModel] = {}
@@ -51,6 +56,7 @@ class PoolContext:
     def update(self, table: ModelTable) -> None:
         """Take over the table of models; new tokenizers begin to load, removed ones go."""
         self._table = table
+        self.informed = True
         self._models = {alias: model for model in table.models for alias in model.aliases}
         self._models.update({model.id: model for model in table.models})
         sources = {source.name: source for source in table.tokenizers}

@@ -1,7 +1,7 @@
 """The tokenizer process: request bodies in, generation plans out; everything that costs CPU per request happens here.
 
-Requests wait in one queue and are prepared one after the other, a few milliseconds per loop turn, so that plans leave and messages
-arrive between them. A request whose tokenizer is still being loaded is parked, not refused.
+Requests wait in one queue and are prepared one after the other, a few milliseconds per loop turn, so that plans leave
+and messages arrive between them. A request whose tokenizer is still being loaded is parked, not refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ TURN_SECS = 0.002
 
 
 class TokenizerProcess(ChildProcess):
-    """One process of the pool. ``queue`` holds requests that are not prepared yet, ``parked`` those that wait for a tokenizer."""
+    """One process of the pool. ``queue`` holds requests that are not prepared yet, ``parked`` those that wait for a
+    tokenizer.
+    """
 
     role = "tokenizer"
     talks_to = ("frontend", "router")
@@ -80,6 +82,9 @@ class TokenizerProcess(ChildProcess):
             self._working = False
 
     def _prepare(self, submit: Submit) -> None:
+        if not self.pool.informed:  # just started: which models there are is not known yet
+            self.parked.append(submit)
+            return
         begun = time.perf_counter()
         timeout = self.settings.request_timeout_secs
         deadline = submit.received + timeout if timeout else 0.0
@@ -98,7 +103,7 @@ class TokenizerProcess(ChildProcess):
             self._refuse(submit, refused("internal_error", "the request could not be prepared", status=500), begun)
             return
         if isinstance(result, Planned):
-            self.links.send("router", 0, result.route(submit.seq, submit.frontend, deadline))
+            self.links.deliver("router", 0, result.route(submit.seq, submit.frontend, deadline))
             self.metrics.planned(sum(part.prompt_tokens for part in result.parts), time.perf_counter() - begun)
         else:
             answer = Reply(submit.seq, result.status, result.headers, result.body)
