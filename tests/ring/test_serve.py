@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -9,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 
@@ -36,18 +38,28 @@ def lines_until(process: subprocess.Popen[str], wanted: str) -> list[str]:
     return lines
 
 
-def group_members(session: int) -> list[int]:
-    """Living processes (no zombies) of the sessions that the process with this id or its children lead."""
+def processes() -> list[tuple[int, int, int]]:
+    """(pid, parent, session) of every process that is no zombie."""
     found = []
     for entry in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{entry}/stat") as stat:
-                fields = stat.read().rpartition(")")[2].split()
+                state, parent, _group, session = stat.read().rpartition(")")[2].split()[:4]
         except OSError:
             continue
-        if fields[0] != "Z" and int(fields[3]) == session:
-            found.append(int(entry))
+        if state != "Z":
+            found.append((int(entry), int(parent), int(session)))
     return found
+
+
+def until_ready(port: int) -> None:
+    """Ask the readiness route until it says 200."""
+    limit = time.monotonic() + STARTUP_SECS
+    while time.monotonic() < limit:
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/readiness", timeout=5):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the gateway did not become ready")
 
 
 @pytest.fixture
@@ -73,7 +85,8 @@ def serve() -> Iterator[tuple[subprocess.Popen[str], int, int]]:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_serve_sim_answers_and_leaves_nothing_behind(serve: tuple[subprocess.Popen[str], int, int]) -> None:
     process, port, metrics_port = serve
-    lines_until(process, "serves sim")
+    lines_until(process, "smg: ready")
+    until_ready(port)
     body = {"model": "sim", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions",
@@ -83,13 +96,11 @@ def test_serve_sim_answers_and_leaves_nothing_behind(serve: tuple[subprocess.Pop
         assert json.load(answer)["usage"]["completion_tokens"] == 8
     with urllib.request.urlopen(f"http://127.0.0.1:{metrics_port}/metrics", timeout=30) as answer:
         assert 'token_type="output"} 8.0' in answer.read().decode()
-    children = subprocess.run(
-        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True, check=True
-    ).stdout.split()
+    children = {pid for pid, parent, _ in processes() if parent == process.pid}
     assert len(children) == 2
     process.send_signal(signal.SIGTERM)
     assert process.wait(STARTUP_SECS) == 128 + signal.SIGTERM
-    assert [pid for child in children for pid in group_members(int(child))] == []
+    assert [pid for pid, _, session in processes() if session in children] == []
 
 
 def test_a_taken_port_stops_startup_with_one_line() -> None:
