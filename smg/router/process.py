@@ -35,13 +35,13 @@ from smg.messages import (
 )  # fmt: skip
 from smg.process import ChildProcess
 from smg.router.admin import Admin
-from smg.router.breaker import NAMES
+from smg.router.breaker import NAMES, OPEN
 from smg.router.lifecycle import Lifecycle
 from smg.router.policies import Policy, RouteFacts, make_policy
 from smg.router.registry import Registry
 from smg.router.retry import RetryRules
 from smg.router.spec import RegistrationError
-from smg.router.worker import Worker
+from smg.router.worker import READY, Worker
 from smg.settings import POLICIES
 from smg.telemetry.router_metrics import RouterMetrics
 
@@ -70,6 +70,7 @@ class RouterProcess(ChildProcess):
         self.policies: dict[str, Policy] = {}
         self.failed_jobs: dict[str, tuple[str, str, float]] = {}
         self.detok_load: dict[int, int] = {}
+        self._detoks: list[int] = []
         self._waiting_for_detok: list[Route] = []
         self.retries = RetryRules.from_settings(settings)
         self.lifecycle = Lifecycle(self)
@@ -130,6 +131,7 @@ class RouterProcess(ChildProcess):
             handler(message)
 
     def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
+        self._detoks = sorted(self.links.of("detok"))
         for peer in vanished:
             if peer.role == "detok":
                 self.detok_load.pop(peer.index, None)
@@ -203,7 +205,8 @@ class RouterProcess(ChildProcess):
         if not served:
             return None
         policy = self.policies.get(route.model) or self._new_policy(route.model)
-        candidates = [worker for worker in served if worker.selectable(now)]
+        # ``Worker.selectable``, without two calls per worker.
+        candidates = [w for w in served if w.status == READY and (w.breaker.state != OPEN or w.breaker.allows(now))]
         if len(candidates) > 1 and route.avoid:
             others = [worker for worker in candidates if worker.url not in route.avoid]
             candidates = others or candidates
@@ -230,7 +233,7 @@ class RouterProcess(ChildProcess):
     def _choose_detok(self, worker: Worker) -> int:
         """Streams of one worker share a detok process, so that one engine step is one read and one frame; a process
         that is clearly busier than the others passes its streams on. -1 when none is running."""
-        live = sorted(self.links.of("detok"))
+        live = self._detoks
         if not live:
             return -1
         if len(live) == 1:

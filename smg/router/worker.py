@@ -34,13 +34,15 @@ class ModelCard:
 @dataclass(slots=True)
 class EngineLoad:
     """What policies use of a worker's load report, over all its ranks: requests, uncached prompt tokens of the waiting
-    ones, generated tokens per second, and the used share of the KV cache."""
+    ones, generated tokens per second, and the used share of the KV cache. ``terms`` is what their score makes of it,
+    computed once."""
 
     queued_tokens: int
     waiting: int
     running: int
     throughput: float
     kv_usage: float
+    terms: tuple[float, float, float] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -36,19 +36,28 @@ class LoadScore:
     def fresh_load(self, worker: Worker, now: float) -> EngineLoad | None:
         """The worker's load report if it still counts at ``now`` (monotonic seconds)."""
         load = worker.load
-        return load if load is not None and now - worker.report_at <= self._fresh_secs else None
+        return None if load is None or worker.report_at < now - self._fresh_secs else load
 
     def scores(self, workers: Sequence[Worker], now: float) -> list[float]:
         """One score per worker: expected seconds of wait, or requests in flight when no worker has a fresh report."""
-        loads = [self.fresh_load(worker, now) for worker in workers]
-        reported = [self._throughput(load) for load in loads if load is not None]
-        if not reported:
-            return [float(worker.inflight) for worker in workers]
-        mean = sum(reported) / len(reported)
-        return [
-            self._expected_wait(worker, load) if load is not None else worker.inflight * self._mean_tokens / mean
-            for worker, load in zip(workers, loads, strict=True)
-        ]
+        oldest = now - self._fresh_secs
+        scores: list[float] = []
+        silent: list[int] = []
+        rates = 0.0
+        for worker in workers:
+            load = worker.load
+            if load is None or worker.report_at < oldest:
+                silent.append(len(scores))
+                scores.append(float(worker.inflight))
+                continue
+            tokens, rate, pressure = load.terms or self._terms(load)
+            scores.append((tokens + worker.tokens_since_report) / rate + pressure)
+            rates += rate
+        if silent and len(silent) < len(scores):
+            mean_rate = rates / (len(scores) - len(silent))
+            for index in silent:
+                scores[index] *= self._mean_tokens / mean_rate
+        return scores
 
     def best(self, workers: Sequence[Worker], now: float) -> Worker:
         """The worker with the lowest score; ``workers`` is not empty."""
@@ -67,14 +76,14 @@ class LoadScore:
             return workers[scores.index(lowest)]
         return self._rng.choice([worker for worker, score in zip(workers, scores, strict=True) if score == lowest])
 
-    def _throughput(self, load: EngineLoad) -> float:
-        return load.throughput if load.throughput > 0 else self._default_throughput
-
-    def _expected_wait(self, worker: Worker, load: EngineLoad) -> float:
+    def _terms(self, load: EngineLoad) -> tuple[float, float, float]:
+        """The parts of the score that stay the same until the next report: tokens, tokens per second, seconds."""
         mean = self._mean_tokens
-        tokens = (load.queued_tokens or load.waiting * mean) + load.running * mean + worker.tokens_since_report
+        tokens = (load.queued_tokens or load.waiting * mean) + load.running * mean
         k = min(max(load.kv_usage, 0.0), MAX_KV_USAGE)
-        return tokens / self._throughput(load) + self._kv_weight * k / (1 - k)
+        rate = load.throughput if load.throughput > 0 else self._default_throughput
+        load.terms = (float(tokens), rate, self._kv_weight * k / (1 - k))
+        return load.terms
 
 
 def mean_inflight(workers: Iterable[Worker]) -> float:
