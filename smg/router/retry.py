@@ -31,5 +31,8 @@ class RetryRules:
 
     def delay(self, failed_attempts: int) -> float:
         """Pause after ``failed_attempts`` (at least 1): exponential, bounded, with a random share either way."""
-        delay = min(self.first * self.multiplier ** (failed_attempts - 1), self.ceiling)
+        try:
+            delay = min(self.first * self.multiplier ** (failed_attempts - 1), self.ceiling)
+        except OverflowError:
+            delay = self.ceiling
         return max(0.0, delay * (1 + self.rng.uniform(-self.jitter, self.jitter)))
