@@ -196,10 +196,12 @@ class Choice:
         """Release everything that was held back, in order: detokenizer, stop matcher, parsers."""
         tail = ""
         stop = self._stop
+        # A character whose last bytes never came is left out: U+FFFD stands for nothing the model said.
+        rest = self._decoder.finish().rstrip("\ufffd")
         if stop is None:
-            tail = self._decoder.finish()
+            tail = rest
         elif stop.matched is None:
-            tail = self._release(self._decoder.finish()) + stop.finish()
+            tail = self._release(rest) + stop.finish()
         if self.logprobs is not None:
             self.logprobs.released += len(tail)
         if self._parser is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smg.messages import ContentDelta, ParserEvent
 from smg.models.family import OutputParser, ToolSpec
 from smg.models.generic import JsonParser
 from smg.models.json_stream import JsonReader
@@ -25,7 +26,7 @@ class NamedParser(ToolMachine):
         self._name = name
         self._state = _BLANK
         self._pieces: list[str] = []
-        self._reader = JsonReader(self._pieces, compact=False)
+        self._reader = JsonReader(self._pieces)
 
     def _run(self, text: str) -> None:
         pos = 0
@@ -75,10 +76,42 @@ class NamedParser(ToolMachine):
             self._content(self._take_held())
 
 
+class ArrayParser:
+    """The whole text is the array of calls (a single object is taken for an array of one). An answer that begins with
+    anything else ignored the constraint and is content as it stands."""
+
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+        self._calls = JsonParser(tools, needs_arguments=True)
+        self._constrained: bool | None = None
+        self._blanks = ""
+
+    @property
+    def broken(self) -> list[int]:
+        """Calls that turned out broken (``machine.parse_whole``)."""
+        return self._calls.broken
+
+    def feed(self, text: str) -> list[ParserEvent]:
+        if self._constrained is None:
+            text = self._blanks + text
+            begin = text.lstrip()
+            if not begin:
+                self._blanks = text
+                return []
+            self._constrained = begin[0] in "[{"
+        if self._constrained:
+            return self._calls.feed(text)
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[ParserEvent]:
+        if self._constrained is None:
+            return [ContentDelta(self._blanks)] if self._blanks else []
+        return self._calls.finish() if self._constrained else []
+
+
 def forced_parser(mode: str, tools: Sequence[ToolSpec]) -> OutputParser:
     """The parser for ``ParserPlan.forced``: "array", or "function:NAME". Raises ``ValueError`` for any other mode."""
     if mode == "array":
-        return JsonParser(tools, needs_arguments=True)
+        return ArrayParser(tools)
     kind, colon, name = mode.partition(":")
     if kind != "function" or not colon or not name:
         raise ValueError(f"unknown forced mode {mode!r}")
