@@ -50,23 +50,25 @@ class Call:
         """Take in bytes that are not one whole message. Raises ``EngineError`` for framing that cannot be read, and
         what ``on_message`` raises."""
         buffer = self.buffer
-        buffer += payload
-        if len(buffer) < self.need:
-            return
-        position, need = 0, PREFIX_BYTES
-        while len(buffer) - position >= PREFIX_BYTES:
-            compressed, length = MESSAGE.unpack_from(buffer, position)
+        if buffer:
+            buffer += payload
+            if len(buffer) < self.need:
+                return
+            payload = bytes(buffer)
+            buffer.clear()
+        position, end, self.need = 0, len(payload), PREFIX_BYTES
+        while end - position >= PREFIX_BYTES:
+            compressed, length = MESSAGE.unpack_from(payload, position)
             if compressed:
                 raise EngineError("INTERNAL", "compressed message, though no compression was agreed")
             if length > max_message:
                 raise EngineError("RESOURCE_EXHAUSTED", f"message of {length} bytes, more than {max_message}")
-            need = PREFIX_BYTES + length
-            if len(buffer) - position < need:
+            start = position + PREFIX_BYTES
+            if end - start < length:
+                self.need += length
                 break
-            message = bytes(memoryview(buffer)[position + PREFIX_BYTES : position + need])
-            position, need = position + need, PREFIX_BYTES
-            self.on_message(message)
+            position = start + length
+            self.on_message(payload[start:position])
             if not self.open:
                 return
-        del buffer[:position]
-        self.need = need
+        buffer += memoryview(payload)[position:]

@@ -41,7 +41,6 @@ _SETTINGS = (
     (frames.INITIAL_WINDOW_SIZE, WINDOW),
     (frames.MAX_HEADER_LIST_SIZE, MAX_HEADER_BLOCK),
 )
-_SMALL_MESSAGE = frames.FRAME_SIZE - frames.PREFIX_BYTES
 
 
 class Machine:
@@ -54,6 +53,7 @@ class Machine:
         self.ping_pending = False
         self.progressed = False  # an answer's bytes came; for the owner to clear
         self._max_message = max_message
+        self._small_message = min(max_message, frames.FRAME_SIZE - frames.PREFIX_BYTES)
         self._sender = Sender()
         self._sender.put(frames.SETTINGS, 0, 0, b"".join(frames.SETTING.pack(*setting) for setting in _SETTINGS))
         self._sender.put_word(frames.WINDOW_UPDATE, 0, WINDOW - frames.DEFAULT_WINDOW)
@@ -168,7 +168,7 @@ class Machine:
         position, end, received = 0, len(data), 0
         last, last_message = end - frames.HEADER_BYTES, end - frames.MESSAGE_FRAME.size
         flowing, unpack = self._flowing, frames.MESSAGE_FRAME.unpack_from
-        plain = not self._block_id
+        plain, small = not self._block_id, self._small_message
         while position <= last:
             if plain and position <= last_message:
                 # Nearly every frame is a DATA frame of exactly one small message: no slice but the message itself.
@@ -178,7 +178,7 @@ class Machine:
                     head == (length + 5) << 8
                     and stop <= end
                     and not (flags or compressed)
-                    and length <= _SMALL_MESSAGE
+                    and length <= small
                     and (call := flowing.get(stream_id)) is not None
                 ):
                     payload = data[position + 14 : stop]
@@ -322,6 +322,7 @@ class Machine:
                 self._sender.frame_size = value
         self.ready = True
         self._sender.answer(frames.SETTINGS)
+        self._admit()
 
     def _on_push(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
         raise ProtocolError(frames.PROTOCOL_ERROR, "a push, which was not enabled")
