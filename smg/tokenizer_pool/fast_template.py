@@ -113,17 +113,8 @@ def _shape(variables: Mapping[str, Any]) -> Any:
     kinds = set()
     try:
         for message in variables["messages"]:
-            content = message.get("content")
-            calls = message.get("tool_calls")
-            kinds.add(
-                (
-                    message.get("role"),
-                    tuple(message),
-                    bool(content),
-                    _types(content, 4) if type(content) is not str else str,
-                    _types(calls, 12) if calls else None,
-                )
-            )
+            values = [str if type(value) is str else _types(value, 16) for value in message.values()]
+            kinds.add((message.get("role"), bool(message.get("content")), *message, *values))
         rest = {name: value for name, value in variables.items() if name != "messages"}
         return frozenset(kinds), xxh3_128_digest(orjson.dumps(rest))
     except (TypeError, ValueError, RecursionError):

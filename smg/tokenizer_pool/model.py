@@ -152,7 +152,7 @@ class TokenizerModel:
             if self._is_plain(pieces):
                 return self.encode("".join([piece.text for piece in pieces]))
             return self.encoder.encode_pieces(pieces)
-        except UnicodeEncodeError:
+        except (UnicodeEncodeError, TypeError):  # each encoder has its own way to refuse a lone surrogate
             raise PromptError("The conversation contains text that is not valid Unicode") from None
 
     def encode(self, text: str) -> list[int]:

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 
 from smg.models.prompt import PromptError
+from smg.models.renderers.common import parse_json
 from smg.tokenizer_pool.content_format import content_format, parse_template
 from smg.tokenizer_pool.environment import (
     DEFAULT_LIMITS,
@@ -197,8 +198,8 @@ def parse_arguments(messages: Messages) -> tuple[Messages, dict[tuple[int, int],
         if not arguments.strip():
             return {}
         try:
-            return json.loads(arguments)
-        except (ValueError, RecursionError):
+            return parse_json(arguments)
+        except ValueError:
             return arguments
 
     return _map_arguments(messages, parse), texts
