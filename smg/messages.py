@@ -189,7 +189,8 @@ class RoutePart(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 class Route(Message, frozen=True, tag="route"):
     """A plan on its way to a worker. ``plan`` is an encoded ``GenerationPlan`` that the router does not decode.
-    ``key_source`` says where ``routing_key`` comes from: "header" or "rid" (the request's own id)."""
+    ``key_source`` says where ``routing_key`` comes from: "header" or "rid" (the request's own id). ``avoid`` names the
+    workers that failed at it, one entry per failed attempt."""
 
     seq: int
     frontend: int
@@ -219,6 +220,11 @@ class WorkerRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
     transport: str = "grpc"
     dp_rank: int = -1
 
+    @property
+    def name(self) -> str:
+        """The URL, with the rank where there are several workers behind one URL."""
+        return f"{self.url}@{self.dp_rank}" if self.dp_rank >= 0 else self.url
+
 
 class Dispatch(Message, frozen=True, tag="dispatch"):
     """Run this plan; ``workers`` has one entry per prompt part."""
@@ -231,11 +237,11 @@ class Dispatch(Message, frozen=True, tag="dispatch"):
 
 
 class Redispatch(Message, frozen=True, tag="redispatch"):
-    """A worker failed before its first message: the router decides about another attempt. ``code`` is the gRPC status
-    name ("UNAVAILABLE" ...), ``url`` the worker that failed."""
+    """A worker failed before its first message: the router decides about another attempt and the breaker. ``code`` is
+    the gRPC status name ("UNAVAILABLE" ...), ``worker`` the name of the worker that failed."""
 
     route: Route
-    url: str
+    worker: str
     code: str
     message: str
     detok: int
@@ -243,7 +249,7 @@ class Redispatch(Message, frozen=True, tag="redispatch"):
 
 class WorkerReport(Message, frozen=True, tag="wreport"):
     """What happened to one engine request: ``outcome`` is "success", "failure", "neutral" (neither for the breaker) or
-    "aborted". Frees the worker's slot in the router's load count; ``routing_key`` is that of the request's ``Route``."""
+    "aborted". Frees the worker's slot in the router's load count; ``routing_key`` is that of the ``Route``."""
 
     url: str
     detok: int
@@ -260,6 +266,73 @@ class DetokLoad(Message, frozen=True, tag="dload"):
 
     detok: int
     inflight: dict[str, int]
+
+
+# ZMQ workers: the router answers the handshake, the detok processes hold the data sockets.
+
+
+class EngineAttach(Message, frozen=True, tag="eattach"):
+    """router -> detok: hold the data sockets of a ZMQ worker, as its client number ``client``. Sent again when more is
+    known. ``ranks`` engines belong to it; ``lockstep``: they step together. ``adopt``: an engine that has handshaken
+    before may be running already. ``context_length`` and ``vocab_size`` 0 = unknown."""
+
+    url: str
+    kind: str
+    ranks: int
+    client: int
+    adopt: bool = False
+    lockstep: bool = False
+    context_length: int = 0
+    vocab_size: int = 0
+
+
+class EngineDetach(Message, frozen=True, tag="edetach"):
+    """router -> detok: the worker is gone, close its sockets."""
+
+    url: str
+    kind: str
+
+
+class EngineLink(Message, frozen=True, tag="elink"):
+    """detok -> router: an engine is connected to this process, or not any more (``up`` False, ``reason`` says why).
+    ``ready`` is its registration, empty when it was not heard here."""
+
+    url: str
+    detok: int
+    rank: int
+    up: bool
+    ready: bytes = b""
+    reason: str = ""
+
+
+class EngineLoad(Message, frozen=True, tag="eload"):
+    """detok -> router: the last load an engine reported; ``kv_usage`` from 0 to 1."""
+
+    url: str
+    rank: int
+    running: int
+    waiting: int
+    kv_usage: float
+
+
+class EngineCall(Message, frozen=True, tag="ecall"):
+    """router -> detok: call a method of an engine. ``arguments`` is a msgpack array."""
+
+    url: str
+    kind: str
+    rank: int
+    call_id: int
+    method: str
+    arguments: bytes = b"\x90"
+
+
+class EngineAnswer(Message, frozen=True, tag="eanswer"):
+    """detok -> router: what the engine answered; ``failure`` "" = it did what it was told. ``value`` is msgpack."""
+
+    url: str
+    call_id: int
+    failure: str = ""
+    value: bytes = b"\xc0"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -440,6 +513,12 @@ RingMessage = (
     | Redispatch
     | WorkerReport
     | DetokLoad
+    | EngineAttach
+    | EngineDetach
+    | EngineLink
+    | EngineLoad
+    | EngineCall
+    | EngineAnswer
     | Owner
     | Reply
     | StreamStart

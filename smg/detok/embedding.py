@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import math
 import struct
 import time
@@ -19,6 +20,8 @@ from smg.detok.host import Host
 from smg.engines.base import EngineError
 from smg.engines.grpc.facts import Embedding
 from smg.messages import Dispatch, GenerationPlan, PromptPart, Redispatch, Reply, WorkerRef, WorkerReport
+
+log = logging.getLogger("smg.detok.embedding")
 
 DEFAULT_TIMEOUT_SECS = 300.0
 
@@ -45,15 +48,13 @@ class EmbeddingRun:
     async def _run(self) -> None:
         calls = (self._embed(w, p) for w, p in zip(self.workers, self.plan.parts, strict=True))
         results = await asyncio.gather(*calls, return_exceptions=True)
-        failed: tuple[WorkerRef, EngineError] | None = None
+        failures = [failure(result) for result in results]
+        failed = next(((w, e) for w, e in zip(self.workers, failures, strict=True) if e is not None), None)
         key = self.route.routing_key if self.route is not None else ""
-        for worker, part, result in zip(self.workers, self.plan.parts, results, strict=True):
-            outcome = "success"
-            if isinstance(result, EngineError):
-                outcome = breaker_outcome(result.code)
-                failed = failed or (worker, result)
-            elif isinstance(result, BaseException):
-                raise result
+        for worker, part, error in zip(self.workers, self.plan.parts, failures, strict=True):
+            outcome = "success" if error is None else breaker_outcome(error.code)
+            if failed is not None and error is failed[1] and self._goes_back(error):
+                outcome = "neutral"  # the router judges it
             report = WorkerReport(worker.url, self.host.index, outcome, part.prompt_tokens, 0, worker.dp_rank, key)
             self.host.to_router(report)
         if self.over:
@@ -72,10 +73,14 @@ class EmbeddingRun:
         timeout = self.deadline - time.time() if self.deadline else DEFAULT_TIMEOUT_SECS
         return await self.host.client(worker).embed(request, timeout)
 
+    def _goes_back(self, error: EngineError) -> bool:
+        return is_retryable(error.code) and self.route is not None and not self.over
+
     def _failed(self, worker: WorkerRef, error: EngineError) -> None:
-        if is_retryable(error.code) and self.route is not None:
+        if self._goes_back(error):
+            assert self.route is not None
             route = msgspec.structs.replace(self.route, plan=self.encoded_plan)
-            self.host.to_router(Redispatch(route, worker.url, error.code, error.message, self.host.index))
+            self.host.to_router(Redispatch(route, worker.name, error.code, error.message, self.host.index))
             self._end(None)
             return
         message = f"Failed to start embedding: {error.message}"
@@ -133,6 +138,14 @@ class EmbeddingRun:
             "data": [entry], "usage": usage,
         }  # fmt: skip
         return orjson.dumps(answer)
+
+
+def failure(result: object) -> EngineError | None:
+    """The failure of a call, in the engine's terms; None for an answer."""
+    if isinstance(result, EngineError) or not isinstance(result, BaseException):
+        return result if isinstance(result, EngineError) else None
+    log.error("embedding call failed", exc_info=result)
+    return EngineError("INTERNAL", "the call failed, see the log")
 
 
 def encoded(vector: list[float], options: dict[str, Any]) -> list[float] | str:

@@ -98,8 +98,7 @@ class DetokProcess(ChildProcess):
         counts: dict[str, int] = {}
         for run in self.runs.values():
             for worker in run.workers:
-                name = f"{worker.url}@{worker.dp_rank}" if worker.dp_rank >= 0 else worker.url
-                counts[name] = counts.get(name, 0) + 1
+                counts[worker.name] = counts.get(worker.name, 0) + 1
         return counts
 
     def _on_models(self, message: ModelTable) -> None:

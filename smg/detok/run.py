@@ -193,12 +193,13 @@ class Run:
     def on_error(self, sink: PartSink, error: EngineError) -> None:
         """The engine call failed."""
         sink.done = True
-        self._report(sink, breaker_outcome(error.code))
+        again = not self.streaming and not sink.seen and is_retryable(error.code) and self.route is not None
+        self._report(sink, "neutral" if again else breaker_outcome(error.code))
         if self.streaming:
             if sink.call is not None:
                 sink.call.abort()
             self._break_stream(error.message)
-        elif not sink.seen and is_retryable(error.code) and self.route is not None:
+        elif again:
             self._hand_back(sink, error)
         elif sink.seen:
             self._fail(refused("worker_stream_failed", f"Stream failed: {error.message}", status=500))
@@ -210,15 +211,13 @@ class Run:
         route = self.route
         assert route is not None
         route = msgspec.structs.replace(route, plan=self.encoded_plan)
-        self.host.to_router(Redispatch(route, sink.worker.url, error.code, error.message, self.host.index))
+        self.host.to_router(Redispatch(route, sink.worker.name, error.code, error.message, self.host.index))
         self._close(abort=True)
 
     def _report(self, sink: PartSink, outcome: str) -> None:
         tokens = sum(choice.completion_tokens or choice.tokens_seen for choice in sink.choices)
         prompt = self.plan.parts[sink.part_index].prompt_tokens
         worker = sink.worker
-        if outcome == "failure" and self.route is not None and worker.url in self.route.avoid:
-            outcome = "neutral"  # a request counts once against a worker, however often it was tried there
         key = self.route.routing_key if self.route is not None else ""
         self.host.to_router(WorkerReport(worker.url, self.host.index, outcome, prompt, tokens, worker.dp_rank, key))
 

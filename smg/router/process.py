@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from smg.api.errors import ApiError, refused, render_error
-from smg.api.grpc_status import http_status, is_retryable
+from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
 from smg.api.paths import path_of_api
 from smg.messages import (
     AdminCall,
@@ -39,7 +39,7 @@ from smg.router.breaker import NAMES, OPEN
 from smg.router.lifecycle import Lifecycle
 from smg.router.policies import Policy, RouteFacts, make_policy
 from smg.router.registry import Registry
-from smg.router.retry import RetryRules
+from smg.router.retry import RetryRules, counted
 from smg.router.spec import RegistrationError
 from smg.router.worker import READY, Worker
 from smg.settings import POLICIES
@@ -173,7 +173,8 @@ class RouterProcess(ChildProcess):
 
     # Dispatch -------------------------------------------------------------------------------------
 
-    def _on_route(self, route: Route) -> None:
+    def _on_route(self, route: Route, suspect: str = "") -> None:
+        """Choose and forward. ``suspect`` is the worker whose failure was the reason for another attempt."""
         now = time.monotonic()
         key = route.routing_key if self._counts_keys else ""
         workers: list[Worker] = []
@@ -185,11 +186,14 @@ class RouterProcess(ChildProcess):
             if worker is None or detok < 0:
                 for sent in workers:
                     sent.released(detok, key)
+                self._blame(route, suspect)
                 self._no_worker(route, detoks=worker is None)
                 return
             # Counted at once, so that the next prompt of a batch sees it.
             worker.sent(detok, part.prompt_tokens, key)
             workers.append(worker)
+        if suspect and all(worker.name != suspect for worker in workers):
+            self._blame(route, suspect)
         for worker in workers:
             self.metrics.workers.sent(worker.name, route.model, worker.inflight)
         self.detok_load[detok] = self.detok_load.get(detok, 0) + len(workers)
@@ -208,8 +212,7 @@ class RouterProcess(ChildProcess):
         # ``Worker.selectable``, without two calls per worker.
         candidates = [w for w in served if w.status == READY and (w.breaker.state != OPEN or w.breaker.allows(now))]
         if len(candidates) > 1 and route.avoid:
-            others = [worker for worker in candidates if worker.url not in route.avoid]
-            candidates = others or candidates
+            candidates = spared(candidates, route.avoid)
         if not candidates:
             policy.no_candidates()
             return None
@@ -274,20 +277,29 @@ class RouterProcess(ChildProcess):
         """A worker failed before its first message."""
         route = message.route
         attempts = route.attempts + 1
+        suspect = message.worker if breaker_outcome(message.code) == "failure" else ""
+        error_type = ERROR_TYPES.get(message.code, "backend_error")
+        worker = self.registry.by_name.get(message.worker)
+        if worker is not None:
+            self.metrics.workers.errors.inc(worker.worker_type, worker.transport, error_type)
         if not is_retryable(message.code) or attempts >= self.retries.attempts:
             if attempts > 1:
                 self.metrics.workers.exhausted.inc("regular", route.endpoint)
-            self._fail(route, ERROR_TYPES.get(message.code, "backend_error"))
-            status = http_status(message.code)
-            text = f"Failed to start generation: {message.message}"
-            headers = RETRY_AFTER if status in (429, 503) else ()
-            self._refuse(route, ApiError(status, "start_generation_failed", text, gateway=True, headers=headers))
+            self._blame(route, suspect)
+            self._fail(route, error_type)
+            self._refuse(route, start_failed(route.endpoint, message.code, message.message))
             return
         delay = self.retries.delay(attempts)
         self.metrics.workers.retried("regular", route.endpoint, attempts, delay)
-        avoid = [*route.avoid, message.url][-AVOID_LIMIT:]
+        avoid = [*route.avoid, message.worker][-AVOID_LIMIT:]
         again = msgspec.structs.replace(route, attempts=attempts, avoid=avoid)
-        self.loop.call_later(delay, self._on_route, again)
+        self.loop.call_later(delay, self._on_route, again, suspect)
+
+    def _blame(self, route: Route, suspect: str) -> None:
+        """The request is done with this worker, or failed for good: its failures there are one outcome."""
+        worker = self.registry.by_name.get(suspect)
+        if worker is not None and not counted(route.avoid, suspect):
+            self._feed_breaker(worker, "failure")
 
     def _on_report(self, message: WorkerReport) -> None:
         load = self.detok_load.get(message.detok, 0)
@@ -297,6 +309,8 @@ class RouterProcess(ChildProcess):
         if worker is not None:
             worker.released(message.detok, message.routing_key if self._counts_keys else "")
             self._feed_breaker(worker, message.outcome)
+            if message.outcome == "failure":
+                self.metrics.workers.errors.inc(worker.worker_type, worker.transport, "engine_error")
             self.metrics.workers.left(worker.name, worker.inflight)
 
     def _feed_breaker(self, worker: Worker, outcome: str) -> None:
@@ -309,7 +323,6 @@ class RouterProcess(ChildProcess):
             breaker.success()
         elif outcome == "failure":
             breaker.failure(time.monotonic())
-            self.metrics.workers.errors.inc(worker.worker_type, worker.transport, "backend_error")
         else:
             return
         self.metrics.breakers.outcome(worker.name, success=outcome == "success")
@@ -331,3 +344,18 @@ class RouterProcess(ChildProcess):
                 worker.forget_detok(message.detok)
                 worker.detok_inflight[message.detok] = count
                 worker.inflight += count
+
+
+def spared(candidates: list[Worker], failed: list[str]) -> list[Worker]:
+    """The candidates on servers where the request did not fail yet, else on ranks where it did not, else all."""
+    urls = {name.rpartition("@")[0] if name.rpartition("@")[2].isdigit() else name for name in failed}
+    elsewhere = [worker for worker in candidates if worker.url not in urls]
+    return elsewhere or [worker for worker in candidates if worker.name not in failed] or candidates
+
+
+def start_failed(endpoint: str, code: str, reason: str) -> ApiError:
+    """The answer when the last attempt failed with this gRPC status."""
+    what = "embedding" if endpoint in ("embeddings", "classify") else "generation"
+    status = http_status(code)
+    headers = RETRY_AFTER if status in (429, 503) else ()
+    return ApiError(status, f"start_{what}_failed", f"Failed to start {what}: {reason}", gateway=True, headers=headers)

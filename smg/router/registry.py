@@ -30,6 +30,7 @@ class Registry:
         self.workers: dict[str, Worker] = {}
         self.by_model: dict[str, list[Worker]] = {}
         self.by_address: dict[tuple[str, int], Worker] = {}
+        self.by_name: dict[str, Worker] = {}
         self.known_ids: dict[str, str] = {}
         self.tokenizers: dict[str, TokenizerSource] = {}
         self.removed_tokenizers: set[str] = set()
@@ -93,7 +94,9 @@ class Registry:
         """Rebuild the index, save the list, tell the others."""
         self.by_model = {}
         self.by_address = {}
+        self.by_name = {}
         for worker in self.workers.values():
+            self.by_name[worker.name] = worker
             self.by_address[(worker.url, worker.dp_rank)] = worker
             for name in dict.fromkeys(card.id for card in worker.cards):
                 self.by_model.setdefault(name, []).append(worker)

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from smg.settings import Settings
+
+
+def counted(failed: Sequence[str], worker: str) -> bool:
+    """Whether a request's failure at ``worker`` was counted before. A request counts once per worker, however often it
+    was tried there: when it goes elsewhere, or ends. ``failed`` lists the worker of every failed attempt."""
+    end = len(failed)
+    while end and failed[end - 1] == worker:
+        end -= 1
+    return worker in failed[:end]
 
 
 @dataclass(slots=True)

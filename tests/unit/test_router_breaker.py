@@ -5,10 +5,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from router_context import make_worker
 
 from smg.api.grpc_status import breaker_outcome, is_retryable
 from smg.router.breaker import CLOSED, HALF_OPEN, NAMES, OPEN, BreakerRules, CircuitBreaker
-from smg.router.retry import RetryRules
+from smg.router.process import spared, start_failed
+from smg.router.retry import RetryRules, counted
 from smg.settings import Settings
 
 RULES = BreakerRules(failure_threshold=3, success_threshold=2, timeout=60.0)
@@ -124,3 +126,27 @@ def test_attempts_are_the_total() -> None:
     assert RetryRules.from_settings(Settings()).attempts == 5
     assert RetryRules.from_settings(Settings(retry_max_retries=2)).attempts == 2
     assert RetryRules.from_settings(Settings(disable_retries=True)).attempts == 1
+
+
+def test_a_request_counts_once_per_worker() -> None:
+    """The worker of every failed attempt so far, and whether the last one's was counted when it went elsewhere."""
+    assert not counted([], "a")
+    assert not counted(["a", "a", "a"], "a")
+    assert not counted(["b", "a"], "a")
+    assert counted(["a", "b", "a"], "a")
+    assert counted(["a", "b"], "a")
+
+
+def test_other_servers_are_tried_first_then_other_ranks() -> None:
+    server = [make_worker(0, dp_rank=rank) for rank in range(2)]
+    other = make_worker(1)
+    assert spared([*server, other], ["grpc://w0:1@0"]) == [other]
+    assert spared(server, ["grpc://w0:1@0"]) == [server[1]]
+    assert spared([other], ["grpc://w1:1"]) == [other]
+
+
+def test_the_last_attempt_is_answered() -> None:
+    error = start_failed("chat", "UNAVAILABLE", "gone")
+    assert (error.status, error.code) == (503, "start_generation_failed")
+    error = start_failed("embeddings", "INTERNAL", "broken")
+    assert (error.status, error.code) == (500, "start_embedding_failed")
