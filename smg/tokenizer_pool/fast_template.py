@@ -29,6 +29,9 @@ logger = logging.getLogger(__name__)
 _NAME = "chat"
 _MAX_SHAPES = 4096
 _FUEL_PER_STEP = 10
+# Types without anything inside that could print in two ways.
+_FLAT = frozenset({str, bool, type(None)})
+_MAX_DEPTH = 16
 _GENERATION = re.compile(r"\{%([-+]?)\s*(end)?generation\s*([-+]?)%\}")
 
 Reference = Callable[[Mapping[str, Any]], str]
@@ -113,8 +116,10 @@ def _shape(variables: Mapping[str, Any]) -> Any:
     kinds = set()
     try:
         for message in variables["messages"]:
-            values = [str if type(value) is str else _types(value, 16) for value in message.values()]
-            kinds.add((message.get("role"), bool(message.get("content")), *message, *values))
+            types: Any = tuple(map(type, message.values()))
+            if not _FLAT.issuperset(types):
+                types = tuple(_types(value, _MAX_DEPTH) for value in message.values())
+            kinds.add((message.get("role"), not message.get("content"), tuple(message), types))
         rest = {name: value for name, value in variables.items() if name != "messages"}
         return frozenset(kinds), xxh3_128_digest(orjson.dumps(rest))
     except (TypeError, ValueError, RecursionError):

@@ -23,6 +23,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -33,7 +34,8 @@ from smg.vocab.controls import AddedToken, JsonFinder, TextFinder
 
 _BARS = ("|", "\uff5c")
 _PRIVATE = range(0xE000, 0xF8FF)
-_MAX_STAND_INS = 1024
+_MAX_STAND_INS = 256
+_MAX_BREAKS = 4
 _SPEAKERS_OF_MARKERS = frozenset({"system", "developer", "root", "assistant"})
 
 Render = Callable[[TemplateInput], Rendered]
@@ -54,6 +56,8 @@ class ControlGuard:
     def __init__(self, added_tokens: Sequence[AddedToken], template_source: str) -> None:
         hard, soft = [], []
         for token in added_tokens:
+            if len(token.text) < 2:
+                continue  # cannot be told from the character itself
             if token.special or any(bar in token.text for bar in _BARS):
                 hard.append(token.text)
             elif token.text.strip() and token.text in template_source:
@@ -189,9 +193,11 @@ def _prefixed(pattern: re.Pattern[str], mark: str) -> Change:
 
 def _broken(pattern: re.Pattern[str]) -> Change:
     def change(text: str) -> str:
-        while pattern.search(text):
+        for _ in range(_MAX_BREAKS):
+            if not pattern.search(text):
+                return text
             text = pattern.sub(_break, text)
-        return text
+        raise PromptError(FAILED + "control-token text in a message cannot be kept apart")
 
     return change
 
@@ -211,7 +217,7 @@ def _escape(character: str) -> str:
 def _private_characters(given: TemplateInput, prompt: str) -> _Marks | None:
     """Characters of the private use area that nothing here contains, None when there are too few."""
     used = set(supplied_json(given)) | set(prompt)
-    free = [chr(code) for code in _PRIVATE if chr(code) not in used][: _MAX_STAND_INS + 1]
+    free = list(islice((chr(code) for code in _PRIVATE if chr(code) not in used), _MAX_STAND_INS + 1))
     return _Marks(free[0], free[1:]) if len(free) > 1 else None
 
 

@@ -68,11 +68,10 @@ class PromptRenderer:
         self.keeps_tools = self.name in _KEEPING_TOOLS
         self.switch = _NATIVE_SWITCHES.get(self.name, NO_SWITCH)
         self._native: Renderer | None = None
-        self._harmony: HarmonyRenderer | None = None
+        self._harmony = HarmonyRenderer(lambda: now().date().isoformat())
         self._default: _JinjaRenderer | None = None
         self._tool_use: _JinjaRenderer | None = None
         if self.name == "harmony":
-            self._harmony = HarmonyRenderer(lambda: now().date().isoformat())
             return
         self._native = create_renderer(self.name, files.root)
         if self._native is not None:
@@ -93,7 +92,9 @@ class PromptRenderer:
 
     def render(self, request: RenderRequest) -> RenderedPrompt:
         """The prompt of a conversation. Raises ``PromptError``."""
-        renderer: Renderer | None = self._harmony or self._native
+        if self.name == "harmony" or speaks_harmony(request.model):
+            return self._harmony.render(request)
+        renderer: Renderer | None = self._native
         if renderer is None:
             renderer = self._tool_use if request.tools and self._tool_use is not None else self._default
         if renderer is None:
@@ -101,9 +102,7 @@ class PromptRenderer:
         return renderer.render(request)
 
     def render_responses(self, conversation: ResponsesConversation) -> RenderedPrompt:
-        """The prompt of a Responses conversation. Only for models that speak Harmony. Raises ``PromptError``."""
-        if self._harmony is None:
-            raise PromptError("this model takes Responses conversations as chat messages")
+        """The prompt of a Responses conversation, of models that speak Harmony. Raises ``PromptError``."""
         return self._harmony.render_responses(conversation)
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 # More distinct token beginnings than this and testing each of them costs more than running the pattern.
 _MAX_PREFIXES = 12
+_MAX_FIRSTS = 4
 
 
 class AddedToken(NamedTuple):
@@ -58,23 +59,26 @@ def _branch(node: dict[str, Any]) -> str:
 class TextFinder:
     """Finds any of a fixed set of texts, leftmost and longest."""
 
-    __slots__ = ("_prefixes", "pattern")
+    __slots__ = ("_firsts", "_prefixes", "pattern")
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.pattern: re.Pattern[str] | None = re.compile(alternation(texts)) if texts else None
-        prefixes = {text[:2] for text in texts}
+        firsts, prefixes = {text[0] for text in texts}, {text[:2] for text in texts}
+        self._firsts = tuple(firsts) if 0 < len(firsts) <= _MAX_FIRSTS else ()
         self._prefixes = tuple(prefixes) if 0 < len(prefixes) <= _MAX_PREFIXES else ()
 
     def search(self, text: str) -> bool:
         """Whether one of the texts occurs."""
         if self.pattern is None:
             return False
-        if self._prefixes:
-            for prefix in self._prefixes:
-                if prefix in text:
+        # One character is found at the speed of memory, two are not, and a pattern is slower still.
+        for beginnings in (self._firsts, self._prefixes):
+            for beginning in beginnings:
+                if beginning in text:
                     break
             else:
-                return False
+                if beginnings:
+                    return False
         return self.pattern.search(text) is not None
 
 

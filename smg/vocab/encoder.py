@@ -10,6 +10,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -104,10 +105,11 @@ class Encoder:
             ids = self._encode_ordinary(text)
         if self.special_ids.isdisjoint(ids) or not self.finder.search(text):
             return ids
-        # The base vocabulary itself spells a control token: cut that text inside the token.
+        # The base vocabulary itself spells a control token: cut every one behind its first character.
         assert self.finder.pattern is not None
-        cut = next(match.start() + 1 for match in self.finder.pattern.finditer(text) if len(match.group()) > 1)
-        return self._encode_without_tokens(text[:cut]) + self.encode_plain(text[cut:])
+        cuts = [match.start() + 1 for match in self.finder.pattern.finditer(text) if len(match.group()) > 1]
+        parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
+        return [token for part in parts for token in self._encode_without_tokens(part)]
 
     def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
         """The ids of a prompt in pieces, each encoded on its own: trusted ones like ``encode``, others like
