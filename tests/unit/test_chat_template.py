@@ -295,3 +295,13 @@ def test_content_format(source: str, expected: str) -> None:
 def test_numbers_beyond_64_bits_survive() -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"maximum": 2**64}}}]
     assert json.loads(render("{{ tools | tojson }}", tools=tools)) == tools
+
+
+@pytest.mark.parametrize(
+    "value", [{"a": 2**70}, {"a": 1.0}, {"a": 1}, {"a": -0.0}, {"a": 1e22}, {"a": None}, {"a": float("nan")}, {"é": {}}]
+)
+def test_objects_print_the_same_the_second_time(value: dict[str, Any]) -> None:
+    for _ in range(2):
+        assert render("{{ messages[0].x | tojson }}", [{"role": "user", "x": value}]) == json.dumps(
+            value, ensure_ascii=False
+        )
