@@ -66,18 +66,17 @@ class _JsonMemo:
             key = orjson.dumps(value, option=_ONLY_JSON)
         except (TypeError, ValueError):  # integers beyond 64 bits, keys that are no strings, other types
             return _dumps(value)
+        if b"null" in key:  # also the compact form of NaN
+            return _dumps(value)
         found = self._texts.get(key)
-        if found is not None:
-            return found
-        text = _dumps(value)
-        # NaN has no compact form of its own.
-        if "NaN" not in text and "Infinity" not in text:
+        if found is None:
+            found = _dumps(value)
             self._bytes += 4 * len(key)
             if self._bytes > self._max_bytes:
                 self._texts.clear()
                 self._bytes = 4 * len(key)
-            self._texts[key] = text
-        return text
+            self._texts[key] = found
+        return found
 
 
 _ONLY_JSON = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
