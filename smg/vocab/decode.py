@@ -19,6 +19,7 @@ import json
 import mmap
 import os
 import struct
+import threading
 from array import array
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -118,7 +119,7 @@ class DecodeTable:
         target = Path(path)
         description = json.dumps(self._description).encode()
         description += b" " * (-(len(description) + _HEAD.size) % 4)
-        temporary = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+        temporary = target.with_name(f"{target.name}.{os.getpid()}.{threading.get_ident()}.tmp")
         with temporary.open("wb") as file:
             file.write(_HEAD.pack(_MAGIC, len(description), self.size))
             file.write(description)
