@@ -64,6 +64,8 @@ _health = group("Health Checks")
 _tokenizer = group("Tokenizer")
 _parsers = group("Parsers")
 _backend = group("Backend")
+_postgres = group("PostgreSQL Database")
+_redis = group("Redis Database")
 _tls = group("TLS/mTLS Security")
 _auth = group("Control Plane Authentication")
 _tenants = group("Data Plane Authentication")
@@ -252,11 +254,29 @@ class Settings(LaterSettings, frozen=True, kw_only=True):
     zmq_engine_count: Annotated[int | None, _backend("data-parallel engines per ipc:// worker")] = None
     history_backend: Annotated[
         str,
-        _backend("where responses and conversations live", choices=("memory", "none", "oracle", "postgres", "redis")),
+        _backend(
+            "where responses and conversations live",
+            choices=("memory", "none", "oracle", "postgres", "redis", "sqlite"),
+        ),
     ] = "memory"
     history_memory_max_responses: Annotated[int, _backend("memory backend: responses kept")] = 10000
     history_memory_max_items: Annotated[int, _backend("memory backend: items kept")] = 100000
     history_memory_retention_secs: Annotated[int, _backend("memory backend: record lifetime; 0 = no limit")] = 86400
+    history_memory_max_bytes: Annotated[
+        int, _backend("memory backend: bytes of content kept; 0 = no limit", tier="own")
+    ] = 1 << 30
+    history_sqlite_path: Annotated[str | None, _backend("sqlite backend: database file", tier="own")] = None
+    history_sqlite_retention_days: Annotated[
+        int, _backend("sqlite backend: record lifetime; -1 = keep", tier="own")
+    ] = 30
+
+    postgres_db_url: Annotated[str | None, _postgres("connection URL", env="POSTGRES_DB_URL", secret=True)] = None
+    postgres_pool_max: Annotated[int, _postgres("largest pool", env="POSTGRES_POOL_MAX")] = 16
+    postgres_op_timeout_secs: Annotated[int, _postgres("bound on one call", env="POSTGRES_OP_TIMEOUT_SECS")] = 5
+    redis_url: Annotated[str | None, _redis("connection URL", env="REDIS_URL", secret=True)] = None
+    redis_pool_max: Annotated[int, _redis("largest pool", env="REDIS_POOL_MAX")] = 16
+    redis_retention_days: Annotated[int, _redis("record lifetime; -1 = keep", env="REDIS_RETENTION_DAYS")] = 30
+    redis_op_timeout_secs: Annotated[int, _redis("bound on one call", env="REDIS_OP_TIMEOUT_SECS")] = 5
 
     client_cert_path: Annotated[str | None, _tls("client certificate towards workers")] = None
     client_key_path: Annotated[str | None, _tls("its key")] = None

@@ -26,6 +26,7 @@ _NOT_NEGATIVE = (
     "history_memory_max_responses",
     "history_memory_max_items",
     "history_memory_retention_secs",
+    "history_memory_max_bytes",
     "balance_abs_threshold",
     "max_idle_secs",
     "worker_startup_timeout_secs",
@@ -34,6 +35,7 @@ _NOT_NEGATIVE = (
     "tokenizer_cache_l0_max_memory",
     "tokenizer_cache_l1_max_memory",
 )
+_HISTORY_SOURCES = {"sqlite": "history_sqlite_path", "postgres": "postgres_db_url", "redis": "redis_url"}
 _HEADER_NAME = re.compile(r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$")
 
 
@@ -312,8 +314,18 @@ def _check_backends(settings: Settings) -> None:
         raise ConfigError(f"--backend {settings.backend} is not supported by this version")
     if settings.history_backend == "oracle" and not settings.oracle_username:
         raise ConfigError("Configuration error: Missing required field: oracle.username")
-    if settings.history_backend not in ("memory", "none"):
-        raise ConfigError(f"--history-backend {settings.history_backend} is not supported by this version")
+    if settings.history_backend == "oracle":
+        raise ConfigError("--history-backend oracle is not supported by this version")
+    for backend, field in _HISTORY_SOURCES.items():
+        if settings.history_backend == backend and not getattr(settings, field):
+            raise ConfigError(f"--history-backend {backend} needs --{field.replace('_', '-')}")
+    if settings.history_backend == "redis" and settings.redis_retention_days == 0:
+        raise _invalid("redis_retention_days", 0, "Must be > 0, or -1 to keep records")
+    if settings.history_backend == "sqlite" and settings.history_sqlite_retention_days == 0:
+        raise _invalid("history_sqlite_retention_days", 0, "Must be > 0, or -1 to keep records")
+    for name in ("postgres_op_timeout_secs", "redis_op_timeout_secs", "postgres_pool_max", "redis_pool_max"):
+        if settings.history_backend == name.split("_")[0]:
+            _positive(settings, (name,))
 
 
 def _check_features(settings: Settings) -> None:

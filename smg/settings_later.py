@@ -27,8 +27,6 @@ _health = group("Health Checks", "later")
 _tokenizer = group("Tokenizer", "later")
 _backend = group("Backend", "later")
 _oracle = group("Oracle Database", "later")
-_postgres = group("PostgreSQL Database", "later")
-_redis = group("Redis Database", "later")
 _trace = group("Tracing (OpenTelemetry)", "later")
 _auth = group("Control Plane Authentication", "refused")
 _mesh = group("Mesh Server", "later")
@@ -162,15 +160,6 @@ class LaterSettings(msgspec.Struct, frozen=True, kw_only=True):
     oracle_pool_min: Annotated[int, _oracle("smallest pool", env="ATP_POOL_MIN")] = 1
     oracle_pool_max: Annotated[int, _oracle("largest pool", env="ATP_POOL_MAX")] = 16
     oracle_pool_timeout_secs: Annotated[int, _oracle("pool wait", env="ATP_POOL_TIMEOUT_SECS")] = 30
-
-    postgres_db_url: Annotated[str | None, _postgres("connection URL", env="POSTGRES_DB_URL", secret=True)] = None
-    postgres_pool_max: Annotated[int, _postgres("largest pool", env="POSTGRES_POOL_MAX")] = 16
-    postgres_op_timeout_secs: Annotated[int, _postgres("bound on one call", env="POSTGRES_OP_TIMEOUT_SECS")] = 5
-
-    redis_url: Annotated[str | None, _redis("connection URL", env="REDIS_URL", secret=True)] = None
-    redis_pool_max: Annotated[int, _redis("largest pool", env="REDIS_POOL_MAX")] = 16
-    redis_retention_days: Annotated[int, _redis("record lifetime; -1 = keep", env="REDIS_RETENTION_DAYS")] = 30
-    redis_op_timeout_secs: Annotated[int, _redis("bound on one call", env="REDIS_OP_TIMEOUT_SECS")] = 5
 
     enable_trace: Annotated[bool, _trace("OpenTelemetry traces")] = False
     otlp_traces_endpoint: Annotated[str, _trace("collector address")] = "localhost:4317"

@@ -1,0 +1,50 @@
+"""Which backend the settings ask for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from smg.history.base import History
+from smg.history.memory import Bounds, MemoryHistory
+from smg.history.none import NoHistory
+from smg.history.sqlite import SqliteHistory
+from smg.settings import Settings
+
+DAY_SECS = 86400.0
+
+
+def make_history(settings: Settings, run_dir: Path) -> History:
+    """The backend of ``--history-backend``, not yet open.
+
+    In-memory records must be the same for every HTTP process: with one of them they are in its memory, with several
+    in a database file of the gateway's private run directory, which is removed when the gateway ends. The database
+    drivers are imported here and nowhere else, so that only those who use them need them. Raises ``ConfigError``."""
+    backend = settings.history_backend
+    if backend == "none":
+        return NoHistory()
+    if backend == "memory":
+        bounds = Bounds(
+            settings.history_memory_max_responses,
+            settings.history_memory_max_items,
+            float(settings.history_memory_retention_secs),
+            settings.history_memory_max_bytes,
+        )
+        if settings.frontend_procs == 1:
+            return MemoryHistory(bounds)
+        return SqliteHistory(run_dir / "history" / "records.db", bounds, durable=False, shared=True)
+    days = settings.history_sqlite_retention_days
+    if backend == "sqlite":
+        bounds = Bounds(retention=days * DAY_SECS if days > 0 else 0.0)
+        return SqliteHistory(Path(settings.history_sqlite_path or ""), bounds, durable=True, shared=True)
+    if backend == "postgres":
+        from smg.history.postgres import PostgresHistory
+
+        return PostgresHistory(
+            settings.postgres_db_url or "", settings.postgres_pool_max, float(settings.postgres_op_timeout_secs)
+        )
+    from smg.history.redis import RedisHistory
+
+    return RedisHistory(
+        settings.redis_url or "", settings.redis_pool_max, settings.redis_retention_days,
+        float(settings.redis_op_timeout_secs),
+    )  # fmt: skip
