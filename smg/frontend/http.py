@@ -96,12 +96,15 @@ class Request:
         return b"".join(parts)
 
     async def start(self, status: int, headers: Iterable[Header]) -> None:
-        """Send the response head; ``x-request-id`` is added here."""
+        """Send the response head. The request id is added here, for Messages also under that API's own name."""
         self.status = status
         if self.on_head is not None:
             self.on_head(self)
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
-        raw.append((b"x-request-id", self.request_id.encode("latin-1")))
+        request_id = self.request_id.encode("latin-1")
+        raw.append((b"x-request-id", request_id))
+        if self.path.startswith("/v1/messages"):
+            raw.append((b"request-id", request_id))
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:

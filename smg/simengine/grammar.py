@@ -188,7 +188,8 @@ class _Walk:
     def _spell(self, allowed: list[int], closing: bool) -> int:
         """One of the texts that may come, in as few tokens as it takes; closing ones are preferred."""
         texts = self._texts
-        closers = [token for token in allowed if texts[token][:1] in (b"}", b"]")]
+        # One token may close an object and begin the next: such a list would never end.
+        closers = [token for token in allowed if texts[token][:1] in (b"}", b"]") and b"," not in texts[token]]
         pool = closers if closers and (closing or self._rng.random() < 0.75) else allowed
         visible = [token for token in pool if texts[token].strip()] or pool
         first = texts[self._rng.choice(visible)]
