@@ -218,6 +218,8 @@ def _part(draft: Draft, codecs: Mapping[str, Codec], engine_id: str, prompt: Enc
         stop_encodings=draft.stop_encodings,
         return_hidden_states=draft.return_hidden_states,
         log_metrics=draft.log_metrics,
+        eos_ids=draft.eos_ids,
+        watched=bool(draft.sampling.stop if draft.stop_strings is None else draft.stop_strings),
     )
     keep_ids = draft.return_token_ids or prompt.echo is not None
     return PromptPart(

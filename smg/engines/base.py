@@ -60,7 +60,8 @@ class EngineRequest:
     """One generation, engine-neutral. ``api`` is the endpoint ("chat", "completions", "generate", "messages",
     "responses"): engines get different defaults per endpoint. ``logprobs``: None = none asked, else the number of
     alternatives. ``stop_encodings`` maps a stop string to its token IDs (SGLang takes one-token stops as ids).
-    ``reasoning_on``: thinking is on for this prompt (SGLang's ``require_reasoning``)."""
+    ``reasoning_on``: thinking is on for this prompt (SGLang's ``require_reasoning``). ``eos_ids`` end a generation, the
+    model's own first; ``watched``: the gateway looks for stop strings while the output comes."""
 
     request_id: str
     api: str
@@ -77,6 +78,8 @@ class EngineRequest:
     stop_encodings: dict[str, list[int]] = field(default_factory=dict)
     return_hidden_states: bool = False
     log_metrics: bool = True
+    eos_ids: Sequence[int] = ()
+    watched: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
 
