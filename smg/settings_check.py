@@ -124,6 +124,15 @@ def _check_workers(settings: Settings) -> None:
             raise _invalid("worker_url", url, reason)
 
 
+def _check_roles(settings: Settings) -> None:
+    """Prefill and decode workers would take whole requests here: better not to start."""
+    given = {"--pd-disaggregation": settings.pd_disaggregation, "--prefill": settings.prefill}
+    given["--decode"] = settings.decode
+    for option, value in given.items():
+        if value:
+            raise _failed(f"{option}: this gateway does not split prefill and decode; use --worker-urls")
+
+
 def _check_ports(settings: Settings) -> None:
     if settings.port == 0:
         raise _invalid("port", 0, "Port must be > 0")
@@ -356,4 +365,5 @@ _CHECKS: tuple[Callable[[Settings], None], ...] = (
     _check_files,
     _check_backends,
     _check_features,
+    _check_roles,
 )

@@ -186,6 +186,9 @@ def test_rejected_values(values: dict[str, Any], expected: str) -> None:
         ({"jwt_issuer": "x"}, "required together"),
         ({"port": 70000}, "'port': 70000"),
         ({"backend": "openai"}, "--backend openai"),
+        ({"pd_disaggregation": True}, "--pd-disaggregation"),
+        ({"prefill": [("grpc://p:1", None)]}, "--prefill"),
+        ({"decode": ["grpc://d:1"]}, "--decode"),
         ({"history_backend": "redis"}, "--history-backend redis"),
     ],
 )
@@ -212,7 +215,6 @@ def test_policy_checks_come_before_port_checks() -> None:
         {"shutdown_grace_period_secs": 0},
         {"zmq_engine_count": 0},
         {"worker_urls": ["grpc://a:1", "grpc://a:1", "http://b:1"]},
-        {"pd_disaggregation": True, "prefill": [("grpc://p:1", None)]},
         {"cors_allowed_origins": ["*"]},
         {"cors_allowed_origins": ["https://a.example:8443", "http://[::1]:3000"]},
         {"model_path": "/no/such", "worker_urls": ["grpc://a:1"]},
