@@ -93,7 +93,9 @@ class FastTemplate:
             return None
         try:
             text: str = self._environment.render_template(_NAME, **variables)
-        except Exception:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of native code is no Exception
             return None
         if len(text) > self._limit:
             return None

@@ -42,7 +42,8 @@ SELF_CHECK_TEXTS = (
 
 # Kimi's published tokenizer encodes long texts in slices; no merge crosses a slice, so the cuts are part of the format.
 _KIMI_SLICE = 400_000
-_KIMI_RUN = re.compile(r"(?:\s{25000})(?=\s)|(?:\S{25000})(?=\S)")
+_KIMI_RUN = 25_000
+_RUNS = re.compile(r"\s+|\S+")
 
 _GUESSED_NAMES = {
     "bos_token": ("<s>", "<|startoftext|>", "<BOS>", "[CLS]"),
@@ -58,7 +59,8 @@ class Encoder:
     ``vocab_size`` counts the base vocabulary without added tokens; ``id_limit`` is one more than the largest id.
     ``special_tokens`` maps named special tokens (``bos_token`` ...) to their text. ``special_ids`` are the ids that
     decoding may strip. ``eos_ids`` end a generation: ``config.json``, ``generation_config.json`` and the tokenizer's
-    ``eos_token`` together. ``backend`` is "fastokens" or "tokenizers".
+    ``eos_token`` together. ``backend`` is "fastokens" or "tokenizers"; ``fallbacks`` counts texts on which the fast
+    encoder failed.
     """
 
     def __init__(self, files: ModelFiles, *, fast: bool = True) -> None:
@@ -84,6 +86,7 @@ class Encoder:
         self.frame = None if files.kind == TIKTOKEN else self._read_frame()
         self._plain: Tokenizer | None = None
         self.backend = "tokenizers"
+        self.fallbacks = 0
         self._encode_text: Callable[[str], list[int]] = self._encode_reference
         self._encode_ordinary: Callable[[str], list[int]] = self._encode_without_tokens
         if fast:
@@ -91,7 +94,7 @@ class Encoder:
 
     def encode(self, text: str) -> list[int]:
         """The ids of ``text``; special-token text in it becomes special tokens, none is added around it."""
-        if self._sliced and len(text) > _KIMI_RUN_LIMIT:
+        if self._sliced and len(text) > _KIMI_RUN:
             return [token for part in _kimi_slices(text) for token in self._encode_text(part)]
         return self._encode_text(text)
 
@@ -99,7 +102,7 @@ class Encoder:
         """The ids of ``text`` as ordinary text: no added token is recognised in it, and no control id comes out."""
         if not text:
             return []
-        if self._sliced and len(text) > _KIMI_RUN_LIMIT:
+        if self._sliced and len(text) > _KIMI_RUN:
             ids = [token for part in _kimi_slices(text) for token in self._encode_ordinary(part)]
         else:
             ids = self._encode_ordinary(text)
@@ -142,7 +145,7 @@ class Encoder:
 
     def cuts_up(self, text: str) -> bool:
         """Whether a text is so long that it is encoded in slices, which begin at its start and not at a token."""
-        return self._sliced and len(text) > _KIMI_RUN_LIMIT and len(_kimi_slices(text)) > 1
+        return self._sliced and len(text) > _KIMI_RUN and len(_kimi_slices(text)) > 1
 
     def token_to_id(self, token: str) -> int | None:
         """The id of a token in the vocabulary's own spelling, added tokens included."""
@@ -212,11 +215,27 @@ class Encoder:
         if reason:
             logger.warning("tokenizer %s: fastokens %s; using tokenizers", self.files.source, reason)
             return
-        encode, ordinary = fast.encode, fast.encode_ordinary
-        self._encode_text = lambda text: encode(text).ids
+        self._encode_text = self._guarded(fast.encode, self._encode_reference)
         if not self._prefixing:
-            self._encode_ordinary = lambda text: ordinary(text).ids
+            self._encode_ordinary = self._guarded(fast.encode_ordinary, self._encode_without_tokens)
         self.backend = "fastokens"
+
+    def _guarded(
+        self, encode: Callable[[str], Any], reference: Callable[[str], list[int]]
+    ) -> Callable[[str], list[int]]:
+        """The fast encoder, with the reference for a text on which it fails (a regex limit, a fault in it)."""
+
+        def run(text: str) -> list[int]:
+            try:
+                ids: list[int] = encode(text).ids
+                return ids
+            except (UnicodeEncodeError, KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException:  # a panic of native code is no Exception
+                self.fallbacks += 1
+            return reference(text)
+
+        return run
 
     def _own_words(self) -> list[str]:
         """Texts made of the vocabulary's own tokens. Encoders that split a text differently differ where a token lies
@@ -251,7 +270,6 @@ class Encoder:
 _CHECKED_TOKENS = 6000
 
 _ANCHOR = "\U000f0000\U000f0001"
-_KIMI_RUN_LIMIT = 25_000
 
 
 def load_encoder(files: ModelFiles, *, fast: bool = True) -> Encoder:
@@ -260,13 +278,16 @@ def load_encoder(files: ModelFiles, *, fast: bool = True) -> Encoder:
 
 
 def _kimi_slices(text: str) -> list[str]:
+    """A text cut every 400000 characters, and every run of white space or of other characters in these cut to at most
+    25000."""
     slices = []
     for start in range(0, len(text), _KIMI_SLICE):
         part = text[start : start + _KIMI_SLICE]
         position = 0
-        for run in _KIMI_RUN.finditer(part):
-            slices.append(part[position : run.end()])
-            position = run.end()
+        for run in _RUNS.finditer(part):
+            for cut in range(run.start() + _KIMI_RUN, run.end(), _KIMI_RUN):
+                slices.append(part[position:cut])
+                position = cut
         slices.append(part[position:])
     return slices
 

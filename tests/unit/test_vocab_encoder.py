@@ -271,3 +271,37 @@ def test_added_token_flags_are_read(tmp_path: Path) -> None:
     tokens = {token.text: token for token in load_encoder(load_model_dir(str(tmp_path)), fast=False).added_tokens}
     assert not tokens["<mask>"].exact and tokens["<mask>"].special
     assert tokens["<norm>"].normalized and tokens["<norm>"].exact
+
+
+def test_a_text_on_which_the_fast_encoder_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fastokens
+
+    class Limited:
+        def __init__(self, source: str) -> None:
+            self.inner = Native.from_json_str(source)
+
+        from_json_str = classmethod(lambda cls, source: cls(source))
+
+        def encode(self, text: str) -> object:
+            if len(text) > 500_000:
+                raise RuntimeError("match limit")
+            return self.inner.encode(text)
+
+        encode_ordinary = encode
+
+    Native = fastokens.Tokenizer  # noqa: N806
+    monkeypatch.setattr(fastokens, "Tokenizer", Limited)
+    encoder = load_encoder(load_model_dir(str(MODEL)))
+    assert encoder.backend == "fastokens"
+    text = "ab " * 200_000
+    assert encoder.encode(text) == encoder.tokenizer.encode(text, add_special_tokens=False).ids
+    assert encoder.fallbacks == 1
+
+
+def test_slices_are_found_in_linear_time(tmp_path: Path, shipped: Encoder) -> None:
+    write_ranks(tmp_path, shipped)
+    (tmp_path / "config.json").write_text('{"model_type": "kimi_k2"}')
+    encoder = load_encoder(load_model_dir(str(tmp_path)))
+    text = (" " * 24_999 + "x") * 40
+    assert not encoder.cuts_up(text[:390_000])
+    assert encoder.tokenizer.decode(encoder.encode(text)) == text
