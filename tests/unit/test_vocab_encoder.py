@@ -289,7 +289,7 @@ def test_a_text_on_which_the_fast_encoder_fails(monkeypatch: pytest.MonkeyPatch)
 
         encode_ordinary = encode
 
-    Native = fastokens.Tokenizer  # noqa: N806
+    Native = fastokens.Tokenizer
     monkeypatch.setattr(fastokens, "Tokenizer", Limited)
     encoder = load_encoder(load_model_dir(str(MODEL)))
     assert encoder.backend == "fastokens"
