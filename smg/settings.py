@@ -63,6 +63,7 @@ _breaker = group("Circuit Breaker")
 _health = group("Health Checks")
 _tokenizer = group("Tokenizer")
 _parsers = group("Parsers")
+_mcp = group("Parsers", "own")
 _backend = group("Backend")
 _postgres = group("PostgreSQL Database")
 _redis = group("Redis Database")
@@ -244,6 +245,13 @@ class Settings(LaterSettings, frozen=True, kw_only=True):
         _parsers("the same for tool calls", choices=tuple(sorted({*TOOL_PARSERS, *SYMPHONY_PARSERS}))),
     ] = None
     mcp_config_path: Annotated[str | None, _parsers("YAML of MCP servers")] = None
+    mcp_allowed_hosts: Annotated[
+        list[str] | None,
+        _mcp("hosts of MCP servers that requests may name: names, *.suffix, addresses, networks; default all public"),
+    ] = None
+    mcp_allow_private_hosts: Annotated[
+        bool, _mcp("let requests name MCP servers on private and loopback addresses")
+    ] = False
 
     backend: Annotated[
         str,

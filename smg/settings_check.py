@@ -350,6 +350,24 @@ def _check_features(settings: Settings) -> None:
             raise _invalid("priority_scheduler_config", settings.priority_scheduler_config, str(error)) from None
 
 
+def _check_mcp(settings: Settings) -> None:
+    if settings.mcp_config_path is not None:
+        from smg.mcp.config import McpConfigError, load_config
+
+        try:
+            load_config(settings.mcp_config_path)
+        except McpConfigError as error:
+            raise _failed(str(error)) from None
+    if settings.mcp_allowed_hosts:
+        from smg.mcp.guard import Guard
+
+        for entry in settings.mcp_allowed_hosts:
+            try:
+                Guard([entry], allow_private=False)
+            except ValueError as error:
+                raise _invalid("mcp_allowed_hosts", entry, str(error)) from None
+
+
 _CHECKS: tuple[Callable[[Settings], None], ...] = (
     _check_parsers,
     _check_policies,
@@ -365,5 +383,6 @@ _CHECKS: tuple[Callable[[Settings], None], ...] = (
     _check_files,
     _check_backends,
     _check_features,
+    _check_mcp,
     _check_roles,
 )

@@ -28,8 +28,15 @@ MAX_CONNECTIONS = 32
 class Endpoint(Protocol):
     """Where a server is. ``faults_are_final``: after a reported fault no message gets through any more."""
 
-    limits: Limits
-    faults_are_final: bool
+    @property
+    def limits(self) -> Limits:
+        """Bounds of time, size and number."""
+        raise NotImplementedError
+
+    @property
+    def faults_are_final(self) -> bool:
+        """See the class."""
+        raise NotImplementedError
 
     def open(self, on_fault: OnFault) -> AbstractAsyncContextManager[Streams]:
         """Connect. ``on_fault`` hears, in words fit for a client, why the server cannot be reached or understood."""
