@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from smg.engines.zmq.addresses import handshake_port
 from smg.flags import ConfigError
 
 # Backend -> (importable package, distribution that brings it).
@@ -26,8 +27,6 @@ PACKAGES = {
 MODEL_FLAGS = ("--model", "--model-path")
 TENSOR_PARALLEL_FLAGS = ("--tensor-parallel-size", "--tp-size", "--tp", "--tp_size", "-tp")
 ZMQ_BACKENDS = ("vllm", "tokenspeed", "sglang")
-FIRST_HANDSHAKE_PORT = 20000
-HANDSHAKE_PORTS = 10000
 PORT_STEP = (300, 400)
 
 
@@ -127,14 +126,6 @@ def gpu_slice(index: int, size: int, visible: str | None) -> str:
     if len(chosen) < size:
         raise ConfigError(f"replica {index} needs {size} GPU(s), but CUDA_VISIBLE_DEVICES names only {len(devices)}")
     return ",".join(chosen)
-
-
-def handshake_port(path: str) -> int:
-    """TCP port where the gateway answers the headless engine of ``ipc://<path>`` (FNV-1a, 64 bits)."""
-    value = 0xCBF29CE484222325
-    for byte in path.encode():
-        value = (value ^ byte) * 0x100000001B3 % 2**64
-    return FIRST_HANDSHAKE_PORT + value % HANDSHAKE_PORTS
 
 
 def zmq_socket_dir() -> Path:

@@ -23,10 +23,14 @@ from smg.detok.turn import TurnRun
 from smg.detok.vocabularies import Vocabularies, VocabularyError
 from smg.engines.base import EngineClient
 from smg.engines.clients import connect
+from smg.engines.zmq.client import ZmqWorkerClient
 from smg.messages import (
     Abort,
     DetokLoad,
     Dispatch,
+    EngineAttach,
+    EngineCall,
+    EngineDetach,
     GenerationPlan,
     ModelTable,
     Owner,
@@ -58,12 +62,13 @@ class DetokProcess(ChildProcess):
         self.clients: dict[tuple[str, str], EngineClient] = {}
         self.metrics = DetokMetrics()
         self.vocabularies = Vocabularies(self.run_dir)
-        self._dirty: dict[tuple[int, int], Run] = {}
+        self._dirty: list[Run] = []
         self._engine_ids: set[str] = set()
         self._empty = asyncio.Event()
         self._empty.set()
         self._handlers: dict[type, Callable[[Any], None]] = {
             Dispatch: self._on_dispatch, Abort: self._on_abort, ModelTable: self._on_models,
+            EngineAttach: self._on_attach, EngineDetach: self._on_detach, EngineCall: self._on_engine_call,
         }  # fmt: skip
         self.loop = asyncio.get_running_loop()
         self._sweep_timer = self.loop.call_later(SWEEP_SECS, self._sweep)
@@ -103,6 +108,21 @@ class DetokProcess(ChildProcess):
 
     def _on_models(self, message: ModelTable) -> None:
         self.vocabularies.update(message.tokenizers)
+
+    def _on_attach(self, message: EngineAttach) -> None:
+        client = self.client(WorkerRef(message.url, message.kind, "zmq"))
+        if isinstance(client, ZmqWorkerClient):
+            client.attach(message)
+
+    def _on_detach(self, message: EngineDetach) -> None:
+        client = self.clients.pop((message.url, message.kind), None)
+        if client is not None:
+            self.spawn(client.close(), f"detach {message.url}")
+
+    def _on_engine_call(self, message: EngineCall) -> None:
+        client = self.client(WorkerRef(message.url, message.kind, "zmq"))
+        if isinstance(client, ZmqWorkerClient):
+            client.call(message)
 
     def _on_abort(self, message: Abort) -> None:
         run = self.runs.get((message.frontend, message.seq))
@@ -160,7 +180,7 @@ class DetokProcess(ChildProcess):
         key = (worker.url, worker.kind)
         client = self.clients.get(key)
         if client is None:
-            client = self.clients[key] = connect(worker, self.settings)
+            client = self.clients[key] = connect(worker, self.settings, self)
         return client
 
     def to_frontend(self, frontend: int, message: RingMessage) -> None:
@@ -173,19 +193,15 @@ class DetokProcess(ChildProcess):
             self.links.send("router", 0, message)  # a restarted router hears of the load as a whole
 
     def write(self, run: Run) -> None:
-        dirty = self._dirty
-        if not dirty:
+        if not self._dirty:
             self.loop.call_soon(self._flush)
-        dirty[run.seq, run.frontend] = run
+        self._dirty.append(run)
 
     def _flush(self) -> None:
-        dirty, self._dirty = self._dirty, {}
-        links = self.links
-        for run in dirty.values():
-            record = run.flush()
-            if record is not None:
-                links.send("frontend", run.frontend, record)
-        for box in links.of("frontend").values():
+        dirty, self._dirty = self._dirty, []
+        for run in dirty:
+            run.flush()
+        for box in self.links.of("frontend").values():
             box.flush()
 
     def finished(self, run: AnyRun) -> None:

@@ -7,6 +7,8 @@ from pathlib import Path
 from smg.engines.base import EngineClient
 from smg.engines.grpc.channel import TlsOptions
 from smg.engines.grpc.client import GrpcWorkerClient
+from smg.engines.grpc.h2 import LeanTransport
+from smg.engines.zmq.client import ZmqHost, ZmqWorkerClient
 from smg.messages import WorkerRef
 from smg.settings import Settings
 
@@ -24,8 +26,12 @@ def tls_options(settings: Settings) -> TlsOptions | None:
     )
 
 
-def connect(worker: WorkerRef, settings: Settings) -> EngineClient:
-    """A client for ``worker``. Raises ``ValueError`` for a transport this gateway does not speak."""
+def connect(worker: WorkerRef, settings: Settings, host: ZmqHost) -> EngineClient:
+    """A client for ``worker``. Raises ``ValueError`` for a transport or kind this gateway does not speak."""
+    if worker.transport == "zmq":
+        return ZmqWorkerClient(worker.url, worker.kind, host)
     if worker.transport != "grpc":
         raise ValueError(f"unknown transport '{worker.transport}' of worker {worker.url}")
-    return GrpcWorkerClient(worker.url, worker.kind, tls=tls_options(settings))
+    tls = tls_options(settings)
+    transport = LeanTransport(worker.url, tls) if settings.grpc_transport == "lean" else None
+    return GrpcWorkerClient(worker.url, worker.kind, tls=tls, transport=transport)

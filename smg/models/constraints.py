@@ -19,6 +19,9 @@ from smg.models.registry import Selection
 from smg.models.structural import after_thought
 
 
+VLLM_KINDS = frozenset(("vllm", "vllm-zmq"))
+
+
 class ToolChoice(Protocol):
     """A ``tool_choice`` after validation. ``mode``: "auto", "none", "required" or "function" (one is named);
     ``names``: the
@@ -177,7 +180,7 @@ def engine_constraint(
         _refuse_mlx(tool, output, response_format=response_format, chat=chat)
         return None
     if tool is not None and output is not None:
-        return tool if kind == "vllm" else output
+        return tool if kind in VLLM_KINDS else output
     return tool if output is None else output
 
 
@@ -197,7 +200,7 @@ def forced_mode(tool: ToolConstraint | None, output: Constraint | None, kinds: S
     None means as plain text, without any tool parser: the output format replaced the forced call on all of them."""
     if tool is None:
         return ""
-    if output is not None and "vllm" not in kinds:
+    if output is not None and VLLM_KINDS.isdisjoint(kinds):
         return None
     return tool.forced
 

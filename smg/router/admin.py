@@ -17,8 +17,8 @@ import orjson
 from smg import __version__
 from smg.engines.base import EngineError
 from smg.engines.grpc.facts import LoadReport, Outcome
-from smg.engines.grpc.probe import WorkerAdmin
 from smg.messages import AdminCall, Reply, TokenizerSource
+from smg.router.lifecycle import AnyAdmin
 from smg.router.spec import RegistrationError, read_update
 from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
 
@@ -29,6 +29,8 @@ log = logging.getLogger("smg.router.admin")
 
 JSON = ("content-type", "application/json")
 MAX_BODY = 1 << 20
+# Engines that take management calls over ZMQ.
+CALLABLE_OVER_ZMQ = ("vllm",)
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 
@@ -72,12 +74,13 @@ class Admin:
             return self._tokenizers(call, path[len("/v1/tokenizers/") :])
         if path in ("/loads", "/get_loads"):
             return self._loads()
-        operation: Callable[[WorkerAdmin], Awaitable[Outcome]]
+        operation: Callable[[AnyAdmin], Awaitable[Outcome]]
         if path == "/flush_cache":
-            operation, word = WorkerAdmin.flush_cache, "workers_flushed"
+            operation, word = lambda admin: admin.flush_cache(), "workers_flushed"
+        elif path == "/start_profile":
+            operation, word = lambda admin: admin.start_profile(), "workers_profiled"
         else:
-            operation = WorkerAdmin.start_profile if path == "/start_profile" else WorkerAdmin.stop_profile
-            word = "workers_profiled"
+            operation, word = lambda admin: admin.stop_profile(), "workers_profiled"
         return self._on_all(operation, word)
 
     # Workers --------------------------------------------------------------------------------------
@@ -268,7 +271,7 @@ class Admin:
         }
         return answer(200, body)
 
-    async def _on_all(self, operation: Callable[[WorkerAdmin], Awaitable[Outcome]], word: str) -> Answer:
+    async def _on_all(self, operation: Callable[[AnyAdmin], Awaitable[Outcome]], word: str) -> Answer:
         """Run one management call on every worker; 206 when some failed."""
 
         async def one(worker: Worker) -> tuple[str, str]:
@@ -279,7 +282,7 @@ class Admin:
             return worker.url, "" if outcome.success else outcome.message or "the worker refused"
 
         workers = self._one_per_url()
-        reachable = [worker for worker in workers if worker.transport == "grpc"]
+        reachable = [worker for worker in workers if worker.transport == "grpc" or worker.kind in CALLABLE_OVER_ZMQ]
         results = await asyncio.gather(*(one(worker) for worker in reachable))
         successful = [url for url, error in results if not error]
         failed = [{"worker": url, "error": error} for url, error in results if error]
@@ -288,7 +291,7 @@ class Admin:
             "message": f"{len(successful)} of {len(reachable)} workers done",
             word: len(successful),
             "total_http_workers": 0,
-            "total_grpc_workers": len(reachable),
+            "total_grpc_workers": sum(worker.transport == "grpc" for worker in reachable),
             "total_zmq_workers_skipped": len(workers) - len(reachable),
             "total_workers": len(workers),
             "successful": successful,

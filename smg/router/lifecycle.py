@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import orjson
 
@@ -18,11 +18,14 @@ from smg.messages import TokenizerSource
 from smg.models.registry import ParserNames, check_override
 from smg.router.health import HealthRules, Watch
 from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
+from smg.router.zmq_workers import ZmqAdmin
 
 if TYPE_CHECKING:
     from smg.router.process import RouterProcess
 
 log = logging.getLogger("smg.router.lifecycle")
+
+AnyAdmin: TypeAlias = WorkerAdmin | ZmqAdmin
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 REMOVAL_SECS = 5.0
@@ -38,17 +41,23 @@ class Lifecycle:
         self.settings = router.settings
         self.registry = router.registry
         self.tls = tls_options(router.settings)
-        self.admins: dict[str, WorkerAdmin] = {}
+        self.admins: dict[str, AnyAdmin] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
         self._slots = asyncio.Semaphore(max(1, router.settings.job_queue_concurrency))
 
-    def admin(self, worker: Worker) -> WorkerAdmin:
-        """The management connection of a worker, opened on first use."""
+    def admin(self, worker: Worker) -> AnyAdmin:
+        """The management connection of a worker, opened on first use. Raises ``ValueError`` for a worker that cannot be
+        served."""
         admin = self.admins.get(worker.url)
         if admin is None:
-            admin = self.admins[worker.url] = WorkerAdmin(worker.url, worker.kind, tls=self.tls)
+            admin = self.admins[worker.url] = self._open(worker)
         return admin
+
+    def _open(self, worker: Worker) -> AnyAdmin:
+        if worker.transport == "zmq":
+            return self.router.zmq.admin(worker)
+        return WorkerAdmin(worker.url, worker.kind, tls=self.tls)
 
     async def settle(self, timeout: float) -> None:
         """Wait until the registrations that are running have ended, at most ``timeout`` seconds."""
@@ -92,11 +101,12 @@ class Lifecycle:
             return
         for ranked in self._split_ranks(worker):
             self._activate(ranked)
+        self._follow_links(worker)
         log.info("worker %s serves %s with %s", worker.url, ", ".join(c.id for c in worker.cards), worker.kind)
         self.registry.changed()
         self.watch(worker.url)
 
-    async def _connect(self, worker: Worker, admin: WorkerAdmin) -> WorkerFacts | None:
+    async def _connect(self, worker: Worker, admin: AnyAdmin) -> WorkerFacts | None:
         """Probe until the worker answers; None when it was removed meanwhile. Raises ``EngineError`` when the start-up
         time is over."""
         settings = self.settings
@@ -115,7 +125,7 @@ class Lifecycle:
                     raise
                 log.info("worker %s does not answer yet: %s", worker.url, error.message)
             # A worker that is just starting is usually there within seconds: probe faster at first.
-            await asyncio.sleep(pause)
+            await (admin.wait(pause) if isinstance(admin, ZmqAdmin) else asyncio.sleep(pause))
             pause = min(float(settings.worker_startup_check_interval), pause * 2)
         return None
 
@@ -165,6 +175,12 @@ class Lifecycle:
         self.router.metrics.worker_registered(worker.name, http2=worker.transport == "grpc")
         self.router.metrics.workers.probed(worker.name, worker.worker_type, success=True, ready=True)
 
+    def _follow_links(self, worker: Worker) -> None:
+        """From now on the connections of a ZMQ worker's engines decide about its status."""
+        admin = self.admins.get(worker.url)
+        if isinstance(admin, ZmqAdmin):
+            admin.update()
+
     def _split_ranks(self, worker: Worker) -> list[Worker]:
         """With ``--dp-aware`` one URL becomes a worker per data-parallel rank."""
         if not self.settings.dp_aware or worker.dp_size <= 1:
@@ -191,7 +207,7 @@ class Lifecycle:
 
     async def _replace(self, old: Worker, renewed: Worker) -> None:
         # A connection of its own: the engine behind the URL may be of another kind now.
-        admin = WorkerAdmin(renewed.url, renewed.kind, tls=self.tls)
+        admin = self._open(renewed)
         try:
             facts = await self._connect(renewed, admin)
             admin, self.admins[renewed.url] = self.admin(old), admin
@@ -202,7 +218,8 @@ class Lifecycle:
             log.error("worker %s is not updated: %s", old.name, error)
             return
         finally:
-            await admin.close()
+            if self.admins.get(renewed.url) is not admin:  # sockets of a ZMQ worker have one owner, it stays
+                await admin.close()
         if self.registry.workers.get(old.id) is not old or old.status == DRAINING:
             return
         renewed.take_over(old)
@@ -210,6 +227,7 @@ class Lifecycle:
             policy.forget(old)
         self._activate(renewed)
         self.registry.add(renewed)
+        self._follow_links(renewed)
         self.watch(renewed.url)
 
     # Tokenizers ------------------------------------------------------------------------------------

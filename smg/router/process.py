@@ -24,6 +24,9 @@ from smg.messages import (
     AdminCall,
     DetokLoad,
     Dispatch,
+    EngineAnswer,
+    EngineLink,
+    EngineLoad,
     ModelTable,
     Peer,
     Redispatch,
@@ -42,6 +45,7 @@ from smg.router.registry import Registry
 from smg.router.retry import RetryRules, counted
 from smg.router.spec import RegistrationError
 from smg.router.worker import READY, Worker
+from smg.router.zmq_workers import ZmqWorkers
 from smg.settings import POLICIES
 from smg.telemetry.router_metrics import RouterMetrics
 
@@ -73,11 +77,13 @@ class RouterProcess(ChildProcess):
         self._detoks: list[int] = []
         self._waiting_for_detok: list[Route] = []
         self.retries = RetryRules.from_settings(settings)
+        self.zmq = ZmqWorkers(self)
         self.lifecycle = Lifecycle(self)
         self.admin = Admin(self)
         self._handlers: dict[type, Callable[[Any], None]] = {
             Route: self._on_route, Redispatch: self._on_redispatch, WorkerReport: self._on_report,
-            DetokLoad: self._on_detok_load, AdminCall: self.admin.on_call,
+            DetokLoad: self._on_detok_load, AdminCall: self.admin.on_call, EngineLink: self.zmq.on_link,
+            EngineLoad: self.zmq.on_load, EngineAnswer: self.zmq.on_answer,
         }  # fmt: skip
         self._pool_labels: set[tuple[str, str, str]] = set()
         # Only sticky sessions look at the requests in flight per routing key.
@@ -137,13 +143,18 @@ class RouterProcess(ChildProcess):
                 self.detok_load.pop(peer.index, None)
                 for worker in self.registry.workers.values():
                     worker.forget_detok(peer.index)
+        self.zmq.on_peers(appeared, vanished)
         if any(peer.role == "detok" for peer in appeared):
-            waiting, self._waiting_for_detok = self._waiting_for_detok, []
-            for route in waiting:
-                self._on_route(route)
+            self.retry_waiting()
         table = self.registry.table()
         for peer in appeared:
             self.links.send(peer.role, peer.index, table)
+
+    def retry_waiting(self) -> None:
+        """Try the plans that wait for a detok process again."""
+        waiting, self._waiting_for_detok = self._waiting_for_detok, []
+        for route in waiting:
+            self._on_route(route)
 
     def _changed(self) -> None:
         """Broadcast once per loop iteration, however many changes there were."""
@@ -237,6 +248,8 @@ class RouterProcess(ChildProcess):
         """Streams of one worker share a detok process, so that one engine step is one read and one frame; a process
         that is clearly busier than the others passes its streams on. -1 when none is running."""
         live = self._detoks
+        if worker.detoks is not None:
+            live = [index for index in live if index in worker.detoks]
         if not live:
             return -1
         if len(live) == 1:

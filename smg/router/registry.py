@@ -125,7 +125,7 @@ class Registry:
             tokenizer=name
             if name in self.tokenizers or name in self.removed_tokenizers
             else self._shared_tokenizer(name),
-            kinds=sorted({worker.kind for worker in known}),
+            kinds=sorted({worker.wire_kind for worker in known}),
             aliases=sorted(aliases),
             context_length=card.context_length or first.context_length,
             vocab_size=first.vocab_size,

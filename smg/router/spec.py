@@ -72,6 +72,8 @@ class WorkerSpec(UpdateSpec, frozen=True, kw_only=True):
     runtime: Literal["unspecified", "sglang", "vllm", "trtllm", "mlx", "tokenspeed", "generic", "external"] | None = (
         None
     )
+    zmq_handshake_address: str | None = None
+    dp_size: Count | None = None
     max_connection_attempts: Count | None = None
     load_monitor_interval_secs: Seconds | None = None
 

@@ -50,7 +50,8 @@ class Worker:
     """``inflight`` counts the requests of this gateway per detok process; ``tokens_since_report`` the prompt tokens
     sent since the worker's last load report. ``spec`` is the registration body, kept so that a restarted router can
     register it again. ``pinned_keys`` counts the sticky keys that name this worker, ``key_inflight`` the requests in
-    flight per detok process and routing key."""
+    flight per detok process and routing key. ``detoks`` are the detok processes that can reach the engine, None = all
+    of them."""
 
     url: str
     spec: dict[str, Any]
@@ -75,6 +76,7 @@ class Worker:
     detok_inflight: dict[int, int] = field(default_factory=dict)
     inflight: int = 0
     processed: int = 0
+    detoks: frozenset[int] | None = None
     pinned_keys: int = 0
     key_inflight: dict[int, dict[str, int]] = field(default_factory=dict)
     report: LoadReport | None = None
@@ -89,6 +91,11 @@ class Worker:
     def name(self) -> str:
         """The URL, with the rank where there are several workers behind one URL."""
         return f"{self.url}@{self.dp_rank}" if self.dp_rank >= 0 else self.url
+
+    @property
+    def wire_kind(self) -> str:
+        """The engine kind as the codecs name it: over ZMQ an engine speaks another protocol than over gRPC."""
+        return f"{self.kind}-zmq" if self.transport == "zmq" and self.kind else self.kind
 
     def describe_like(self, other: Worker) -> None:
         """Take over what the engine said about another rank of the same server."""
@@ -111,7 +118,7 @@ class Worker:
         return self.status == READY and self.breaker.allows(now)
 
     def ref(self) -> WorkerRef:
-        return WorkerRef(self.url, self.kind, self.transport, self.dp_rank)
+        return WorkerRef(self.url, self.wire_kind, self.transport, self.dp_rank)
 
     def inflight_of(self, key: str) -> int:
         """Requests in flight with this routing key."""

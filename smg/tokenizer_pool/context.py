@@ -11,6 +11,7 @@ from smg.api.context import Flags
 from smg.api.errors import ApiError, refused
 from smg.engines.base import Constraint
 from smg.engines.grpc.codecs import CODECS
+from smg.engines.zmq.codecs import ZMQ_CODECS
 from smg.messages import ModelInfo, ModelTable, TokenizerSource
 from smg.models.grammar_check import GrammarChecker
 from smg.models.registry import ParserNames
@@ -37,7 +38,7 @@ class PoolContext:
             settings.block_size,
             tuple(name.lower() for name in settings.routing_key_headers or ()) or Flags().routing_key_headers,
         )
-        self.codecs = CODECS
+        self.codecs = {**CODECS, **ZMQ_CODECS}
         self._settings = settings
         self._run_dir = run_dir
         self._metrics = metrics

@@ -107,7 +107,8 @@ class InputSocket:
             if error.errno not in (errno.EHOSTUNREACH, errno.EAGAIN, errno.ENOTSOCK):
                 raise
             return False
-        if self._socket.get(zmq.EVENTS) & zmq.POLLIN:  # type: ignore[arg-type]
+        events: int = self._socket.get(zmq.EVENTS)  # type: ignore[assignment]
+        if events & zmq.POLLIN:
             self._loop.call_soon(self._drain)
         return True
 
