@@ -66,7 +66,7 @@ class _JsonMemo:
             key = orjson.dumps(value, option=_ONLY_JSON)
         except (TypeError, ValueError):  # integers beyond 64 bits, keys that are no strings, other types
             return _dumps(value)
-        if b"null" in key:  # also the compact form of NaN
+        if b"null" in key and key.count(b"null") != key.count(b'"null"'):  # a bare null may stand for NaN
             return _dumps(value)
         found = self._texts.get(key)
         if found is None:
