@@ -128,7 +128,8 @@ class Serve:
         status = 0
         try:
             for replica in self.replicas:
-                log.info("starting %s: %s", replica.name, " ".join(replica.command))
+                # Not the command: engine flags may hold keys.
+                log.info("starting %s at %s", replica.name, replica.url)
                 self.engines.append(start_engine(replica))
             self._wait_ready()
             if not self.signals:
