@@ -20,14 +20,15 @@ from smg.vocab.decode import DecodeTable, IncrementalDecoder
 class Choice:
     """State of one choice. ``finish_reason`` is None while the choice runs, then the engine's word or "stop".
 
-    ``logprobs`` is None unless the client asked for them.
+    ``logprobs`` is None unless the client asked for them. ``pending`` holds tokens of this loop iteration that are
+    not read yet, ``last`` the message that brought the newest of them.
     """
 
     __slots__ = (
         "_by_token", "_decoder", "_end_ids", "_id_offset", "_id_style", "_keep", "_parser", "_stop", "cached_tokens",
         "completion_tokens", "ended_by_gateway", "engine_reasoning_tokens", "finish_reason", "hidden_states", "index",
-        "keep_token_ids", "logprobs", "matched_stop", "prompt_logprobs", "prompt_tokens", "spec_accepted",
-        "spec_draft", "started", "stop_token_ids", "token_ids", "tokens_seen",
+        "keep_token_ids", "last", "logprobs", "matched_stop", "pending", "prompt_logprobs", "prompt_tokens",
+        "spec_accepted", "spec_draft", "started", "stop_token_ids", "token_ids", "tokens_seen",
     )  # fmt: skip
 
     def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
@@ -47,6 +48,8 @@ class Choice:
         self.keep_token_ids = keep_token_ids
         self.token_ids: list[int] = []
         self.started = False
+        self.pending: list[int] = []
+        self.last: Delta | None = None
         self.finish_reason: str | None = None
         self.matched_stop: str | int | None = None
         self.ended_by_gateway = False

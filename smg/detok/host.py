@@ -45,6 +45,6 @@ class Host(Protocol):
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]: ...
 
     def write(self, run: Run) -> None:
-        """``run.out`` has bytes for the client: send them at the end of this loop iteration."""
+        """Call ``run.flush`` at the end of this loop iteration."""
 
     def finished(self, run: AnyRun) -> None: ...

@@ -26,7 +26,6 @@ from smg.messages import (
     GenerationPlan,
     Redispatch,
     Reply,
-    RingMessage,
     StreamData,
     StreamEnd,
     StreamStart,
@@ -70,10 +69,10 @@ class PartSink:
 
 
 class Run:
-    """See the module's text. ``out`` collects stream bytes of the current loop iteration."""
+    """See the module's text. ``dirty``: the host will call ``flush`` at the end of this loop iteration."""
 
     __slots__ = (
-        "choices", "deadline", "dispatched", "encoded_plan", "first_token", "frontend", "host", "out", "over", "plan",
+        "choices", "deadline", "dirty", "dispatched", "encoded_plan", "first_token", "frontend", "host", "over", "plan",
         "renderer", "route", "seq", "sinks", "streaming", "workers",
     )  # fmt: skip
 
@@ -95,7 +94,7 @@ class Run:
         self.deadline = plan.deadline
         self.dispatched = time.monotonic()
         self.first_token = 0.0
-        self.out: list[bytes] = []
+        self.dirty = False
         self.over = False
         self.streaming = False
         n = plan.response.n
@@ -127,27 +126,59 @@ class Run:
     # Engine ---------------------------------------------------------------------------------------
 
     def on_delta(self, sink: PartSink, delta: Delta) -> None:
-        """A message of an engine stream."""
+        """A message of an engine stream. Tokens of one loop iteration are collected and read together (``flush``)."""
         if delta.index >= len(sink.choices):
             return
         choice = sink.choices[delta.index]
         if not self.first_token:
             self.first_token = time.monotonic()
+        if delta.finish_reason is None and choice.logprobs is None:
+            choice.pending += delta.token_ids
+            choice.last = delta
+            if not self.dirty:
+                self.dirty = True
+                self.host.write(self)
+            return
+        if choice.pending:
+            self._read_pending(sink, choice)
+            if choice.finish_reason is not None:
+                return
+        self._read(sink, choice, delta)
+
+    def _read(self, sink: PartSink, choice: Choice, delta: Delta) -> None:
+        """Read a message at once: the last one of a choice, or one with log-probabilities."""
+        if delta.finish_reason == "error":
+            self._engine_error(sink)
+            return
         events = choice.feed(delta.token_ids, delta.logprobs)
         if delta.finish_reason is None:
             choice.absorb_counts(delta)
-            if choice.stop_string_matched and choice.finish_reason is None:
+            if choice.stop_string_matched:
                 events += choice.end_by_gateway()
         else:
-            if delta.finish_reason == "error":
-                self._engine_error(sink)
-                return
             events += choice.complete(delta)
-        self.renderer.on_delta(choice, delta, events)
+        self.renderer.on_tokens(choice, delta.token_ids, events, delta.logprobs)
+        self._after(sink, choice)
+
+    def _read_pending(self, sink: PartSink, choice: Choice) -> None:
+        """Read the tokens that this loop iteration collected."""
+        token_ids, choice.pending = choice.pending, []
+        if choice.finish_reason is not None:
+            return
+        events = choice.feed(token_ids)
+        if choice.last is not None:
+            choice.absorb_counts(choice.last)
+        if choice.stop_string_matched:
+            events += choice.end_by_gateway()
+        self.renderer.on_tokens(choice, token_ids, events, None)
+        self._after(sink, choice)
+
+    def _after(self, sink: PartSink, choice: Choice) -> None:
         if choice.finish_reason is not None:
             self._choice_finished(sink, choice)
-        elif self.renderer.streaming:
-            self._write()
+        elif self.renderer.streaming and not self.dirty:
+            self.dirty = True
+            self.host.write(self)
 
     def _choice_finished(self, sink: PartSink, choice: Choice) -> None:
         self.renderer.on_choice_end(choice)
@@ -158,14 +189,16 @@ class Run:
             self._report(sink, "success")
         if all(s.done for s in self.sinks):
             self._answer()
-        elif self.renderer.streaming:
-            self._write()
+        elif self.renderer.streaming and not self.dirty:
+            self.dirty = True
+            self.host.write(self)
 
     def on_end(self, sink: PartSink) -> None:
         """The engine's stream closed. Without a finish of every choice the generation is incomplete."""
-        sink.done = True
-        if all(choice.finish_reason is not None for choice in sink.choices):
+        self._read_all_pending(sink)
+        if sink.done or self.over:
             return
+        sink.done = True
         self._report(sink, "failure")
         if not self.plan.response.stream:
             self._fail(
@@ -174,9 +207,16 @@ class Run:
             return
         for choice in sink.choices:
             if choice.finish_reason is None:
-                self.renderer.on_delta(choice, None, choice.flush())
+                self.renderer.on_tokens(choice, (), choice.flush(), None)
         if all(s.done for s in self.sinks):
             self._answer()
+
+    def _read_all_pending(self, sink: PartSink) -> None:
+        for choice in sink.choices:
+            if choice.pending and not sink.done:
+                self._read_pending(sink, choice)
+        if not self.over and not self.streaming and self.renderer.streaming:
+            self._send_collected()
 
     def _engine_error(self, sink: PartSink) -> None:
         """The engine finished a choice with the reason "error"."""
@@ -192,6 +232,9 @@ class Run:
 
     def on_error(self, sink: PartSink, error: EngineError) -> None:
         """The engine call failed."""
+        self._read_all_pending(sink)
+        if sink.done or self.over:
+            return
         sink.done = True
         again = not self.streaming and not sink.seen and is_retryable(error.code) and self.route is not None
         self._report(sink, "neutral" if again else breaker_outcome(error.code))
@@ -229,23 +272,24 @@ class Run:
             headers.append(("x-smg-parser", "legacy"))
         return headers
 
-    def _write(self) -> None:
-        data = self.renderer.take()
-        if data:
-            if not self.streaming:
-                self._begin_stream(data)
-            else:
-                self.out.append(data)
-                self.host.write(self)
+    def flush(self) -> None:
+        """The end of a loop iteration: read what it brought and send what that gave."""
+        for sink in self.sinks:
+            for choice in sink.choices:
+                if choice.pending and not self.over:
+                    self._read_pending(sink, choice)
+        self.dirty = False
+        if not self.over:
+            self._send_collected()
 
-    def flush(self) -> RingMessage | None:
-        """What the last loop iteration wrote, as one record."""
-        out = self.out
-        if not out:
-            return None
-        body = out[0] if len(out) == 1 else b"".join(out)
-        out.clear()
-        return StreamData(self.seq, body)
+    def _send_collected(self) -> None:
+        data = self.renderer.take()
+        if not data:
+            return
+        if self.streaming:
+            self.host.to_frontend(self.frontend, StreamData(self.seq, data))
+        else:
+            self._begin_stream(data)
 
     def _begin_stream(self, data: bytes) -> None:
         self.streaming = True
@@ -273,9 +317,7 @@ class Run:
         self._close(abort=False)
 
     def _send_end(self, data: bytes, error_code: str = "") -> None:
-        rest = b"".join(self.out) + data
-        self.out.clear()
-        self.host.to_frontend(self.frontend, StreamEnd(self.seq, rest, error_code))
+        self.host.to_frontend(self.frontend, StreamEnd(self.seq, data, error_code))
 
     def _break_stream(self, message: str) -> None:
         path = path_of_api(self.plan.response.api)

@@ -11,8 +11,8 @@ from smg.detok.choice import Choice
 from smg.detok.host import Host
 from smg.detok.run import Run
 from smg.detok.usage import Usage
-from smg.engines.base import Delta
-from smg.messages import Dispatch, GenerationPlan, ParserEvent, RingMessage, TurnEnd, TurnEvents
+from smg.engines.base import TokenLogprobs
+from smg.messages import Dispatch, GenerationPlan, ParserEvent, TurnEnd, TurnEvents
 from smg.vocab.decode import DecodeTable
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -26,7 +26,13 @@ class TurnRenderer:
     def __init__(self) -> None:
         self._events: list[ParserEvent] = []
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         self._events += events
 
     def on_choice_end(self, choice: Choice) -> None:
@@ -55,13 +61,11 @@ class TurnRun(Run):
         self._turn = TurnRenderer()
         super().__init__(host, dispatch, plan, table, self._turn)
 
-    def _write(self) -> None:
+    def _send_collected(self) -> None:
         self.streaming = True
-        self.host.write(self)
-
-    def flush(self) -> RingMessage | None:
         data = self._turn.take()
-        return TurnEvents(self.seq, data) if data else None
+        if data:
+            self.host.to_frontend(self.frontend, TurnEvents(self.seq, data))
 
     def _answer(self) -> None:
         usage = self.usage()
@@ -78,8 +82,6 @@ class TurnRun(Run):
         self._end(TurnEnd(self.seq, "error", self.usage().counts(), None, failure), abort=True)
 
     def _end(self, end: TurnEnd, *, abort: bool) -> None:
-        rest = self.flush()
-        if rest is not None:
-            self.host.to_frontend(self.frontend, rest)
+        self._send_collected()
         self.host.to_frontend(self.frontend, end)
         self._close(abort=abort)

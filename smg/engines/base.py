@@ -106,36 +106,22 @@ class Delta:
     and 0 when the engine did not say. ``matched_stop`` is a stop string, a token id or None.
     """
 
-    __slots__ = (
-        "cached_tokens",
-        "completion_tokens",
-        "finish_reason",
-        "hidden_states",
-        "index",
-        "logprobs",
-        "matched_stop",
-        "prompt_logprobs",
-        "prompt_tokens",
-        "reasoning_tokens",
-        "spec_accepted",
-        "spec_draft",
-        "token_ids",
-    )
+    # Defaults live on the class: a message of the token path sets two or three attributes, not a dozen.
+    finish_reason: str | None = None
+    matched_stop: str | int | None = None
+    logprobs: TokenLogprobs | None = None
+    prompt_logprobs: TokenLogprobs | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = -1
+    spec_accepted: int = 0
+    spec_draft: int = 0
+    hidden_states: Any = None
 
     def __init__(self, index: int, token_ids: Sequence[int]) -> None:
         self.index = index
         self.token_ids = token_ids
-        self.finish_reason: str | None = None
-        self.matched_stop: str | int | None = None
-        self.logprobs: TokenLogprobs | None = None
-        self.prompt_logprobs: TokenLogprobs | None = None
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        self.cached_tokens = 0
-        self.reasoning_tokens = -1
-        self.spec_accepted = 0
-        self.spec_draft = 0
-        self.hidden_states: Any = None
 
 
 class EngineError(Exception):

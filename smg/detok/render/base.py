@@ -9,7 +9,7 @@ import orjson
 
 from smg.detok.choice import Choice
 from smg.detok.usage import Usage
-from smg.engines.base import Delta
+from smg.engines.base import TokenLogprobs
 from smg.messages import ParserEvent
 
 DONE = b"data: [DONE]\n\n"
@@ -23,8 +23,14 @@ class Renderer(Protocol):
 
     streaming: bool
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
-        """A message of the engine for this choice; ``delta`` is None when only held-back text is released."""
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
+        """New tokens of this choice and the events they gave; no tokens when only held-back text is released."""
 
     def on_choice_end(self, choice: Choice) -> None:
         """The choice has its finish reason; all its events were given."""

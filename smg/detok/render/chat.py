@@ -13,7 +13,7 @@ from smg.detok.choice import Choice
 from smg.detok.logprobs import chat_entries
 from smg.detok.render.base import DONE, Output, client_finish_reason, json_bytes, uint32_list
 from smg.detok.usage import Usage
-from smg.engines.base import Delta
+from smg.engines.base import TokenLogprobs
 from smg.messages import (
     ContentDelta,
     GenerationPlan,
@@ -62,14 +62,20 @@ class ChatStream:
         self._new_ids: list[list[int]] = [[] for _ in choices]
         self._out = Output()
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         index = choice.index
         if not self._begun[index]:
             if not choice.started:
                 return
             self._begin(choice)
-        if self._return_ids and delta is not None:
-            self._new_ids[index] += delta.token_ids
+        if self._return_ids:
+            self._new_ids[index] += token_ids
         if self._plain and len(events) == 1:
             event = events[0]
             if type(event) is ContentDelta:
@@ -197,7 +203,13 @@ class ChatAnswer:
         self._table = table
         self._messages = [_Message() for _ in choices]
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         message = self._messages[choice.index]
         for event in events:
             if type(event) is ContentDelta:

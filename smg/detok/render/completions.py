@@ -9,7 +9,7 @@ from smg.detok.choice import Choice
 from smg.detok.logprobs import completion_logprobs
 from smg.detok.render.base import DONE, Output, json_bytes, uint32_list
 from smg.detok.usage import Usage
-from smg.engines.base import Delta
+from smg.engines.base import TokenLogprobs
 from smg.messages import ContentDelta, GenerationPlan, ParserEvent, PromptPart
 from smg.vocab.decode import DecodeTable
 
@@ -59,10 +59,16 @@ class CompletionStream(_Shared):
         self._new_ids: list[list[int]] = [[] for _ in choices]
         self._out = Output()
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         text = _text(events)
-        if self.plan.response.return_token_ids and delta is not None:
-            self._new_ids[choice.index] += delta.token_ids
+        if self.plan.response.return_token_ids:
+            self._new_ids[choice.index] += token_ids
         if not self._begun[choice.index] and (text or choice.finish_reason is not None):
             self._begun[choice.index] = True
             text = self.echoed(choice) + text
@@ -125,7 +131,13 @@ class CompletionAnswer(_Shared):
         super().__init__(plan, choices, table)
         self._texts: list[list[str]] = [[] for _ in choices]
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         self._texts[choice.index].append(_text(events))
 
     def on_choice_end(self, choice: Choice) -> None:

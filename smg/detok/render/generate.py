@@ -9,7 +9,7 @@ from typing import Any
 from smg.detok.choice import Choice
 from smg.detok.render.base import DONE, Output, json_bytes
 from smg.detok.usage import Usage
-from smg.engines.base import Delta, TokenLogprobs
+from smg.engines.base import TokenLogprobs
 from smg.messages import ContentDelta, GenerationPlan, ParserEvent
 from smg.vocab.decode import DecodeTable
 
@@ -24,12 +24,12 @@ class _Shared:
         self.texts = [""] * len(choices)
         self.logprobs: list[list[list[float | int]]] = [[] for _ in choices]
 
-    def collect(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def collect(self, choice: Choice, events: Sequence[ParserEvent], logprobs: TokenLogprobs | None) -> None:
         for event in events:
             if type(event) is ContentDelta:
                 self.texts[choice.index] += event.text
-        if delta is not None and delta.logprobs is not None and self.plan.response.logprobs is not None:
-            self.logprobs[choice.index] += _pairs(delta.logprobs)
+        if logprobs is not None and self.plan.response.logprobs is not None:
+            self.logprobs[choice.index] += _pairs(logprobs)
 
     def meta(self, choice: Choice, request_id: str, reason: Any) -> dict[str, Any]:
         part = self.plan.parts[0]
@@ -67,10 +67,16 @@ class GenerateStream(_Shared):
         self._out = Output()
         self._last_ids: list[list[int]] = [[] for _ in choices]
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
-        self.collect(choice, delta, events)
-        if delta is not None and delta.token_ids:
-            self._last_ids[choice.index] = list(delta.token_ids)
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
+        self.collect(choice, events, logprobs)
+        if token_ids:
+            self._last_ids[choice.index] = list(token_ids)
             self._event(choice, None)
 
     def _event(self, choice: Choice, reason: str | None) -> None:
@@ -105,8 +111,14 @@ class GenerateAnswer(_Shared):
 
     streaming = False
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
-        self.collect(choice, delta, events)
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
+        self.collect(choice, events, logprobs)
 
     def on_choice_end(self, choice: Choice) -> None:
         """Nothing is sent before the end."""

@@ -15,7 +15,7 @@ import orjson
 from smg.detok.choice import Choice
 from smg.detok.render.base import Output, json_bytes
 from smg.detok.usage import Usage
-from smg.engines.base import Delta
+from smg.engines.base import TokenLogprobs
 from smg.messages import (
     ContentDelta,
     GenerationPlan,
@@ -80,7 +80,13 @@ class MessagesStream:
         self._has_calls = False
         self._prefix = b""
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         if not self._begun:
             self._begin()
         for event in events:
@@ -182,7 +188,13 @@ class MessagesAnswer:
         self._choice = choices[0]
         self._blocks: list[tuple[str, str, list[str]]] = []
 
-    def on_delta(self, choice: Choice, delta: Delta | None, events: Sequence[ParserEvent]) -> None:
+    def on_tokens(
+        self,
+        choice: Choice,
+        token_ids: Sequence[int],
+        events: Sequence[ParserEvent],
+        logprobs: TokenLogprobs | None,
+    ) -> None:
         for event in events:
             if type(event) is ContentDelta:
                 self._part(_TEXT).append(event.text)
