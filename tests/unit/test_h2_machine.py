@@ -232,7 +232,7 @@ def test_streams_that_end_badly(wire: bytes, code: str) -> None:
 
 @pytest.mark.parametrize(
     ("code", "status"),
-    [(0, "INTERNAL"), (1, "INTERNAL"), (2, "INTERNAL"), (7, "UNAVAILABLE"), (8, "CANCELLED"),
+    [(0, "INTERNAL"), (1, "INTERNAL"), (2, "INTERNAL"), (8, "CANCELLED"),
      (11, "RESOURCE_EXHAUSTED"), (12, "PERMISSION_DENIED"), (13, "INTERNAL"), (999, "INTERNAL")],
 )  # fmt: skip
 def test_resets_of_the_peer(code: int, status: str) -> None:
@@ -420,15 +420,44 @@ def test_goaway() -> None:
     machine.receive(headers(1) + frame(GOAWAY, 0, 0, frames.GOAWAY_FIELDS.pack(3, 11) + b"too_many_pings"))
     assert machine.draining
     assert machine.goaway == "HTTP/2 error 11: too_many_pings"
-    assert calls[2].code == "UNAVAILABLE"
-    assert machine.take_waiting() == [calls[3]]
+    assert machine.take_waiting() == [calls[2], calls[3]]
     machine.receive(data(1, b"a") + trailers(1))
     assert calls[0].told == [b"a", "end"]
     assert not machine.idle
     machine.receive(frame(GOAWAY, 0, 0, frames.GOAWAY_FIELDS.pack(1, 0)))
-    assert calls[1].code == "UNAVAILABLE"
+    assert machine.take_waiting() == [calls[1]]
     assert machine.idle
-    assert calls[3].told == []
+    elsewhere = connected(calls[1], calls[2], calls[3])
+    elsewhere.receive(b"".join(headers(stream) + trailers(stream) for stream in (1, 3, 5)))
+    assert [call.told for call in calls[1:]] == [["end"]] * 3
+
+
+def test_goaway_after_an_answer() -> None:
+    call = Recorder()
+    machine = connected(call)
+    machine.receive(headers(1) + data(1, b"a") + frame(GOAWAY, 0, 0, bytes(8)))
+    assert call.told == [b"a", ("UNAVAILABLE", "the worker is closing the connection (HTTP/2 error 0)")]
+    assert machine.take_waiting() == []
+
+
+def test_refused_streams_are_tried_again() -> None:
+    call, other = Recorder(b"x" * 10), Recorder()
+    machine = connected(call)
+    for stream_id in (1, 3, 5, 7):
+        machine.receive(frame(RST_STREAM, 0, stream_id, WORD(7)))
+        machine.submit(other)
+        assert machine.stalled
+        assert sent(machine) == []
+        machine.cancel(other)
+        machine.resume()
+        head, body = sent(machine)
+        assert (head[2], body) == (stream_id + 2, (DATA, END_STREAM, stream_id + 2, message(b"x" * 10)))
+    machine.receive(frame(RST_STREAM, 0, 9, WORD(7)))
+    assert call.code == "UNAVAILABLE"
+    answered = Recorder()
+    machine = connected(answered)
+    machine.receive(headers(1) + frame(RST_STREAM, 0, 1, WORD(7)))
+    assert answered.code == "UNAVAILABLE"
 
 
 def test_stream_ids_run_out() -> None:

@@ -14,24 +14,18 @@ class Call:
     The other members are the machine's."""
 
     __slots__ = (
-        "block",
-        "body",
-        "buffer",
-        "need",
-        "on_message",
-        "open",
-        "received",
-        "responded",
-        "stream_id",
-        "window",
-    )
+        "attempts", "block", "body", "buffer", "need", "on_message", "open", "received", "request", "responded",
+        "stream_id", "window",
+    )  # fmt: skip
 
     def __init__(self, block: bytes, request: bytes, on_message: Callable[[bytes], None]) -> None:
         self.on_message = on_message
         self.block = block
-        self.body = memoryview(MESSAGE.pack(0, len(request)) + request)  # what is still to be sent
+        self.request = MESSAGE.pack(0, len(request)) + request  # kept until the peer answers
+        self.body = memoryview(self.request)  # what is still to be sent
         self.stream_id = 0
         self.open = False
+        self.attempts = 0
         self.window = 0  # bytes that may be sent
         self.received = 0  # bytes since the stream's window was last given back
         self.responded = False

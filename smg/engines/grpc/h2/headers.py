@@ -73,7 +73,9 @@ class HeadDecoder:
         try:
             fields = dict(decoder.decode(block, raw=True))
         except (hpack.HPACKError, IndexError, ValueError, OverflowError) as error:
-            raise ProtocolError(COMPRESSION_ERROR, f"header block cannot be decoded: {error}") from error
+            raise ProtocolError(
+                COMPRESSION_ERROR, f"header block cannot be decoded ({type(error).__name__})"
+            ) from error
         head = _head(fields)
         if not decoder.header_table_size and len(block) <= CACHED_BLOCK_BYTES:
             if len(self._cache) >= CACHED_BLOCKS:

@@ -7,6 +7,8 @@ Rules:
 - A ``Call`` is told its messages in order, then exactly one of ``ended`` and ``failed``, or nothing more after
   ``cancel``. It is told from inside ``receive`` and ``fail`` only, and may submit and cancel calls from there.
 - Calls wait until the peer's SETTINGS have come and while ``max_concurrent_streams`` are open; then they open in order.
+- Calls that the peer did not look at (REFUSED_STREAM, above the last stream of a GOAWAY) wait again, a few times. After
+  a refusal (``stalled``) nothing opens before ``resume``: the peer needs a moment to notice that streams have ended.
 - A broken stream fails its call and is reset. A broken connection raises ``ProtocolError`` with the GOAWAY in the
   output, and the owner fails the calls. After a GOAWAY of the peer (``draining``) no call opens: the owner takes the
   waiting ones to a new connection.
@@ -18,6 +20,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 
 from smg.engines.base import EngineError
@@ -33,6 +36,7 @@ MAX_MESSAGE = 256 * 1024 * 1024
 MAX_HEADER_BLOCK = 32 * 1024
 # Both of the connection and of every stream. Streams are looked at only when half of the connection's is used up.
 WINDOW = 16 * 1024 * 1024
+MAX_ATTEMPTS = 5
 PING_DATA = b"smgalive"
 
 _SETTINGS = (
@@ -49,6 +53,7 @@ class Machine:
     def __init__(self, max_message: int = MAX_MESSAGE) -> None:
         self.ready = False  # the peer's SETTINGS have come
         self.draining = False  # no further call may be submitted
+        self.stalled = False  # ``resume`` is wanted, soon
         self.goaway = ""  # why, in the peer's words
         self.ping_pending = False
         self.progressed = False  # an answer's bytes came; for the owner to clear
@@ -65,7 +70,7 @@ class Machine:
         self._block_flags = 0
         self._calls: dict[int, Call] = {}
         self._flowing: dict[int, Call] = {}  # those whose next DATA frame begins with a message
-        self._waiting: dict[Call, None] = {}
+        self._waiting: OrderedDict[Call, None] = OrderedDict()
         self._next_id = 1
         self._max_streams = MAX_WINDOW
         self._received = 0  # bytes since the connection's window was last given back
@@ -108,6 +113,11 @@ class Machine:
             self._admit()
         else:
             self._waiting.pop(call, None)
+
+    def resume(self) -> None:
+        """Open calls again after a refusal."""
+        self.stalled = False
+        self._admit()
 
     def take_waiting(self) -> list[Call]:
         """The calls of which the peer knows nothing; they are no longer this connection's."""
@@ -293,6 +303,7 @@ class Machine:
             self._refuse(call, error, frames.PROTOCOL_ERROR)
         elif head.http == 200 and head.grpc:
             call.responded = True
+            call.request = b""
             self._flowing[stream_id] = call
         elif not 100 <= head.http < 200:
             self._refuse(call, without_status(head))
@@ -300,9 +311,14 @@ class Machine:
     def _on_reset(self, _flags: int, stream_id: int, payload: bytes) -> None:
         call = self._call(stream_id)
         (code,) = fields_of(frames.WORD, payload)
-        if call is not None:
-            status = frames.STATUS_OF_RESET.get(code, "INTERNAL")
-            self._fail(call, status, f"the worker reset the stream (HTTP/2 error {code})")
+        if call is None:
+            return
+        if code == frames.REFUSED_STREAM and not call.responded:
+            self.stalled = True
+            self._put_back(call, "the worker takes no more streams")
+            return
+        status = frames.STATUS_OF_RESET.get(code, "INTERNAL")
+        self._fail(call, status, f"the worker reset the stream (HTTP/2 error {code})")
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
         if stream_id or (flags & frames.ACK and not self.ready):
@@ -344,9 +360,9 @@ class Machine:
         self.draining = True
         words = payload[8:200].decode("ascii", "replace")
         self.goaway = f"HTTP/2 error {code}{': ' if words else ''}{words}"
-        for call in [call for call in self._calls.values() if call.stream_id > last & MAX_WINDOW]:
+        for call in [call for call in reversed(self._calls.values()) if call.stream_id > last & MAX_WINDOW]:
             if call.open:
-                self._fail(call, "UNAVAILABLE", f"the worker is closing the connection ({self.goaway})")
+                self._put_back(call, f"the worker is closing the connection ({self.goaway})")
 
     def _on_window(self, _flags: int, stream_id: int, payload: bytes) -> None:
         increment = fields_of(frames.WORD, payload)[0] & MAX_WINDOW
@@ -366,10 +382,12 @@ class Machine:
         return self._calls.get(stream_id)
 
     def _admit(self) -> None:
-        while self._waiting and self.ready and not self.draining and len(self._calls) < self._max_streams:
-            call = next(iter(self._waiting))
-            del self._waiting[call]
+        while self._waiting and len(self._calls) < self._max_streams:
+            if self.draining or self.stalled or not self.ready:
+                break
+            call, _ = self._waiting.popitem(last=False)
             call.stream_id, call.open = self._next_id, True
+            call.attempts += 1
             self._calls[call.stream_id] = call
             self._next_id += 2
             self.draining = self._next_id > frames.MAX_STREAM_ID
@@ -407,6 +425,16 @@ class Machine:
     def _fail(self, call: Call, status: str, message: str) -> None:
         self._forget(call)
         self._tell(call, EngineError(status, message))
+
+    def _put_back(self, call: Call, why: str) -> None:
+        """The peer did nothing for ``call``: it may be tried again."""
+        if call.responded or call.attempts >= MAX_ATTEMPTS:
+            self._fail(call, "UNAVAILABLE", why)
+        else:
+            self._forget(call)
+            call.body = memoryview(call.request)
+            self._waiting[call] = None
+            self._waiting.move_to_end(call, last=False)
 
     def _break(self, call: Call) -> None:
         """A message's receiver raised; the other calls must not notice."""

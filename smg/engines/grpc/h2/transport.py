@@ -24,6 +24,7 @@ CLOSE_TIMEOUT = 1.0
 KEEPALIVE = 20.0
 # Servers allow one ping in five minutes, and begin anew whenever they send an answer's bytes.
 PING_INTERVAL = 300.0
+RESUME_DELAY = 0.02
 WRITE_BUFFER = 1024 * 1024
 
 # The kernel watches connections on which HTTP/2 must keep silent.
@@ -165,6 +166,7 @@ class _Connection(asyncio.Protocol):
         self._dialling: asyncio.Task[None] | None = None
         self._handshake: asyncio.TimerHandle | None = None
         self._keepalive: asyncio.TimerHandle | None = None
+        self._resumption: asyncio.TimerHandle | None = None
         self._end: asyncio.Future[None] = self._loop.create_future()
         self._over = False
         self._flushing = False
@@ -204,6 +206,13 @@ class _Connection(asyncio.Protocol):
             self._transport.write(self._machine.take_output())
         if self._machine.draining:
             self._drain()
+        elif self._machine.stalled and self._resumption is None:
+            self._resumption = self._loop.call_later(RESUME_DELAY, self._resume)
+
+    def _resume(self) -> None:
+        self._resumption = None
+        self._machine.resume()
+        self._flush()
 
     def _drain(self) -> None:
         """Let open calls end here and take the others elsewhere."""
@@ -263,7 +272,7 @@ class _Connection(asyncio.Protocol):
     def _close(self) -> None:
         self._over = True
         self._owner.gone(self)
-        for timer in (self._handshake, self._keepalive):
+        for timer in (self._handshake, self._keepalive, self._resumption):
             if timer is not None:
                 timer.cancel()
         if self._transport is None:
