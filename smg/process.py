@@ -29,7 +29,6 @@ from smg.ipc import Inbox, Links, peer_address
 from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready, RingMessage
 from smg.settings import Settings
 from smg.telemetry.logs import setup_logging
-from smg.telemetry.series import bind_to_process
 
 log = logging.getLogger("smg.process")
 
@@ -172,7 +171,6 @@ def run_child(
     setproctitle.setproctitle(f"smg: {cls.role} {index}")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     listeners.keep_for(cls.role, index)
-    bind_to_process()
     setup_logging(settings, f"{cls.role}{index}")
 
     async def body() -> None:

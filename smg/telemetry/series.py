@@ -1,22 +1,20 @@
 """Labelled metric families with children bound once, and the guards against unbounded label values.
 
-The gateway runs ``prometheus_client`` in its multiprocess mode: every process writes its values to files in
-``PROMETHEUS_MULTIPROC_DIR`` and the exposition adds them up. The variable must be set before ``prometheus_client`` is
-imported for the first time; without it values live in the process alone, which is what unit tests want.
+Every process writes its values to files in ``PROMETHEUS_MULTIPROC_DIR`` (see ``smg.telemetry.cells``) and the
+exposition adds them up. Without the variable values live in the process alone, which is what unit tests want.
 
-Gauges use the mode "livesum": values add up over the living processes, and ``mark_process_dead`` takes a dead process
-out of the sum. A label set of a gauge that has to vanish (a removed worker) is set to NaN, which the exposition leaves
-out: the files of the multiprocess mode cannot shrink.
+Gauges add up over the living processes, and ``mark_process_dead`` takes a dead process out of the sum. A label set of a
+gauge that has to vanish (a removed worker) is set to NaN, which the exposition leaves out: the files cannot shrink.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from prometheus_client import Counter, Gauge, Histogram, values
+from smg.telemetry.cells import Cell, HistogramCell
 
 DURATION_BUCKETS = (
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0,
@@ -45,14 +43,6 @@ def configure(duration_buckets: Iterable[float] | None) -> None:
 def duration_buckets() -> tuple[float, ...]:
     """The buckets of duration histograms, in seconds, ascending, without +Inf."""
     return _duration_buckets
-
-
-def bind_to_process() -> None:
-    """Called in a forked child before it makes a metric: its values belong to this process from here on. The library
-    otherwise asks the kernel for the process id at every increment."""
-    pid = os.getpid()
-    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-        values.ValueClass = values.MultiProcessValue(lambda: pid)  # type: ignore[no-untyped-call]
 
 
 def method_label(method: str) -> str:
@@ -87,36 +77,47 @@ class ModelGuard:
         return OTHER if model else UNKNOWN
 
 
-class _Family:
-    """Common part: bound children by label values; beyond the bound new sets are counted under ``other``."""
+Child = TypeVar("Child", Cell, HistogramCell)
 
-    def __init__(self, labels: tuple[str, ...], limit: int) -> None:
+
+class _Family(Generic[Child]):
+    """Bound children by label values; beyond the bound new sets are counted together under ``other``."""
+
+    def __init__(self, name: str, text: str, labels: tuple[str, ...], limit: int) -> None:
+        self.name = name
+        self.text = text
         self.label_names = labels
         self._limit = limit
-        self._overflow = (OTHER,) * len(labels)
+        self._children: dict[tuple[str, ...], Child] = {}
+        if not labels:
+            self.child()
 
-    def _admit(self, values: tuple[str, ...], known: int) -> tuple[str, ...]:
+    def _make(self, values: tuple[str, ...]) -> Child:
+        raise NotImplementedError
+
+    def child(self, *values: str) -> Child:
+        """The bound value of one label set, created at 0."""
+        found = self._children.get(values)
+        if found is not None:
+            return found
         if len(values) != len(self.label_names):
-            raise ValueError(f"expected the labels {self.label_names}, got {values}")
-        return values if known < self._limit else self._overflow
+            raise ValueError(f"{self.name} has the labels {self.label_names}, got {values}")
+        if len(self._children) >= self._limit:
+            values = (OTHER,) * len(values)
+            found = self._children.get(values)
+        if found is None:
+            found = self._children[values] = self._make(values)
+        return found
 
 
-class Counters(_Family):
-    """A counter family. Without labels it exists at 0 from the start."""
+class Counters(_Family[Cell]):
+    """A counter family; its name ends in ``_total``. Without labels it exists at 0 from the start."""
 
     def __init__(self, name: str, text: str, *labels: str, limit: int = MAX_LABEL_SETS) -> None:
-        super().__init__(labels, limit)
-        self._family = Counter(name, text, labels, registry=None)
-        self._children: dict[tuple[str, ...], Counter] = {} if labels else {(): self._family}
+        super().__init__(name, text, labels, limit)
 
-    def child(self, *values: str) -> Counter:
-        """The bound counter of one label set, created at 0."""
-        found = self._children.get(values)
-        if found is None:
-            admitted = self._admit(values, len(self._children))
-            found = self._family.labels(*admitted)
-            self._children[admitted] = found
-        return found
+    def _make(self, values: tuple[str, ...]) -> Cell:
+        return Cell("counter", self.name.removesuffix("_total"), self.name, self.label_names, values, self.text)
 
     def inc(self, *values: str) -> None:
         """Add one."""
@@ -127,26 +128,18 @@ class Counters(_Family):
         (self._children.get(values) or self.child(*values)).inc(amount)
 
 
-class Gauges(_Family):
+class Gauges(_Family[Cell]):
     """A gauge family that adds up over the living processes."""
 
     def __init__(self, name: str, text: str, *labels: str, limit: int = MAX_LABEL_SETS) -> None:
-        super().__init__(labels, limit)
-        self._family = Gauge(name, text, labels, registry=None, multiprocess_mode="livesum")
-        self._children: dict[tuple[str, ...], Gauge] = {} if labels else {(): self._family}
+        super().__init__(name, text, labels, limit)
 
-    def child(self, *values: str) -> Gauge:
-        """The bound gauge of one label set, created at 0."""
-        found = self._children.get(values)
-        if found is None:
-            admitted = self._admit(values, len(self._children))
-            found = self._family.labels(*admitted)
-            self._children[admitted] = found
-        return found
+    def _make(self, values: tuple[str, ...]) -> Cell:
+        return Cell("gauge_livesum", self.name, self.name, self.label_names, values, self.text)
 
     def set(self, value: float, *values: str) -> None:
         """Set this process's share."""
-        self.child(*values).set(value)
+        (self._children.get(values) or self.child(*values)).set(value)
 
     def forget(self, *values: str) -> None:
         """Take a label set out of the exposition; a later ``set`` brings it back."""
@@ -156,29 +149,22 @@ class Gauges(_Family):
 
     def forget_where(self, position: int, value: str) -> None:
         """Forget every label set whose label at ``position`` has this value."""
-        for labels in self._children:
-            if labels[position] == value:
-                self.forget(*labels)
+        for values in self._children:
+            if values[position] == value:
+                self.forget(*values)
 
 
-class Histograms(_Family):
+class Histograms(_Family[HistogramCell]):
     """A histogram family."""
 
     def __init__(
         self, name: str, text: str, buckets: tuple[float, ...], *labels: str, limit: int = MAX_LABEL_SETS
     ) -> None:
-        super().__init__(labels, limit)
-        self._family = Histogram(name, text, labels, registry=None, buckets=buckets)
-        self._children: dict[tuple[str, ...], Histogram] = {} if labels else {(): self._family}
+        self._bounds = buckets
+        super().__init__(name, text, labels, limit)
 
-    def child(self, *values: str) -> Histogram:
-        """The bound histogram of one label set."""
-        found = self._children.get(values)
-        if found is None:
-            admitted = self._admit(values, len(self._children))
-            found = self._family.labels(*admitted)
-            self._children[admitted] = found
-        return found
+    def _make(self, values: tuple[str, ...]) -> HistogramCell:
+        return HistogramCell(self.name, self._bounds, self.label_names, values, self.text)
 
     def observe(self, amount: float, *values: str) -> None:
         """Record one observation."""

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from smg.settings import Settings, flags
+from smg.telemetry.cells import Cell, HistogramCell
 from smg.telemetry.metrics import (
     DetokMetrics,
     FrontendMetrics,
@@ -33,17 +34,12 @@ def series_names(source: Any) -> set[str]:
     """Names of all families that an object or its members hold, as they are exposed."""
     found: set[str] = set()
     for member in vars(source).values():
-        members = member.values() if isinstance(member, dict) else [member]
-        for each in members:
-            family = each._family if isinstance(each, Counters | Gauges | Histograms) else each
-            kind, name = getattr(family, "_type", None), getattr(family, "_name", None)
-            if kind == "counter":
-                found.add(f"{name}_total")
-            elif kind == "histogram":
-                found |= {f"{name}_{suffix}" for suffix in ("bucket", "sum", "count")}
-            elif kind == "gauge":
-                found.add(str(name))
-            elif type(each).__module__.startswith("smg.telemetry"):
+        for each in member.values() if isinstance(member, dict) else [member]:
+            if isinstance(each, Histograms | HistogramCell):
+                found |= {f"{each.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
+            elif isinstance(each, Counters | Gauges | Cell):
+                found.add(each.name)
+            elif type(each).__module__.startswith("smg.telemetry") and hasattr(each, "__dict__"):
                 found |= series_names(each)
     return found
 

@@ -178,8 +178,30 @@ def test_label_sets_beyond_the_bound_are_counted_together() -> None:
     assert len(children) == 3
     assert family.child("c") is family.child("d")
     assert family.child("a") is not family.child("c")
-    with pytest.raises(ValueError, match="expected the labels"):
+    with pytest.raises(ValueError, match="has the labels"):
         family.child("a", "b")
+
+
+def test_a_forked_child_writes_to_its_own_file(tmp_path: Path) -> None:
+    run_process(
+        tmp_path,
+        "import os\nfrom smg.telemetry.series import Counters\nCounters('a_total', 'A').child().inc()\n"
+        "if os.fork() == 0:\n    Counters('a_total', 'A').child().inc(5)\n    os._exit(0)\nos.wait()",
+    )
+    assert len(list(tmp_path.glob("counter_*.db"))) == 2
+    assert b"a_total 6.0" in render(str(tmp_path))
+
+
+def test_many_label_sets_outgrow_the_first_mapping(tmp_path: Path) -> None:
+    run_process(
+        tmp_path,
+        "from smg.telemetry.series import Counters\nfirst = Counters('a_total', 'A').child()\n"
+        "many = Counters('b_total', 'x' * 1000, 'n', limit=3000)\nfor n in range(2000):\n    many.inc(str(n))\n"
+        "first.inc(7)\nmany.add(3, '0')",
+    )
+    found = samples(render(str(tmp_path)))
+    assert found[key("a_total")] == 7
+    assert (found[key("b_total", n="0")], found[key("b_total", n="1999")]) == (4, 1)
 
 
 def test_duration_buckets_can_be_replaced() -> None:
