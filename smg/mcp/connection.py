@@ -348,6 +348,14 @@ def _leaves(fault: BaseException) -> Iterator[BaseException]:
         yield fault
 
 
+def _own_words(message: str) -> str:
+    """What the transport said, without what the SDK writes before it; nothing of an answer that could not be read."""
+    _, colon, cause = message.partition(": ")
+    if not colon or not message.startswith(_BROKEN_ANSWERS):
+        return message[:MAX_FAULT_CHARS]
+    return cause[:MAX_FAULT_CHARS] if cause.startswith(("the ", "no ")) else "the server's answer cannot be read"
+
+
 def _is_refusal(fault: BaseException) -> bool:
     """Whether a server is there that may speak another transport."""
     return isinstance(fault, MCPError) and fault.message in (_NOT_FOUND, _NO_MCP_ANSWER)
@@ -361,7 +369,7 @@ def _fault_text(fault: BaseException, known: str) -> str:
         if isinstance(leaf, TimeoutError):
             return known or "the server did not answer in time"
         if isinstance(leaf, MCPError):
-            return known or leaf.message[:MAX_FAULT_CHARS]
+            return known or _own_words(leaf.message)
         if isinstance(leaf, ValidationError):
             return known or "the server's answer does not follow the protocol"
         if isinstance(leaf, FileNotFoundError | PermissionError):

@@ -97,7 +97,11 @@ def parse_target(url: str) -> Target:
         raise RefusedTargetError("a URL with credentials is not accepted, use the authorization member")
     if _literal(host) is None:
         _check_name(host)
-    return Target(parsed, parsed.scheme, host.removesuffix("."), port or DEFAULT_PORTS[parsed.scheme])
+    if port is None:
+        port = DEFAULT_PORTS[parsed.scheme]
+    if not 0 < port < 65536:
+        raise RefusedTargetError("the URL has no valid port")
+    return Target(parsed, parsed.scheme, host.removesuffix("."), port)
 
 
 def _check_name(host: str) -> None:
@@ -255,7 +259,9 @@ class _Rule:
 
 def _split_port(entry: str) -> tuple[str, int | None]:
     if entry.startswith("["):
-        host, _, rest = entry[1:].partition("]")
+        host, closed, rest = entry[1:].partition("]")
+        if not closed:
+            return entry, None
         if rest.startswith("/"):  # [fd00::]/8
             return host + rest, None
         tail = rest

@@ -111,6 +111,7 @@ async def _read(
             size += len(rest)
             if size > max_bytes:
                 reason = f"the server's reply is larger than {max_bytes} bytes"
+                _signal(process, signal.SIGKILL)  # it would only wait for someone to read the rest
                 break
     on_fault(reason)
     await into.aclose()
