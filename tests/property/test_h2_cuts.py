@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from smg.engines.base import EngineError
 from smg.engines.grpc.h2 import frames
-from smg.engines.grpc.h2.call import Call
+from smg.engines.grpc.h2.calls import Call
 from smg.engines.grpc.h2.frames import ProtocolError, frame
 from smg.engines.grpc.h2.headers import request_block
 from smg.engines.grpc.h2.machine import MAX_HEADER_BLOCK, Machine
@@ -42,7 +42,7 @@ def run(chunks: list[bytes], calls: int) -> tuple[list[list[Any]], bytes, str]:
     machine = Machine(MAX_MESSAGE)
     recorders = [Recorder() for _ in range(calls)]
     for recorder in recorders:
-        machine.submit(recorder)
+        machine.calls.submit(recorder)
     output, error = b"", ""
     for chunk in chunks:
         try:

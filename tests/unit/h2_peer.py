@@ -9,7 +9,7 @@ import hpack
 
 from smg.engines.base import EngineError
 from smg.engines.grpc.h2 import frames
-from smg.engines.grpc.h2.call import Call
+from smg.engines.grpc.h2.calls import Call
 from smg.engines.grpc.h2.frames import (
     DATA,
     END_HEADERS,
@@ -99,7 +99,7 @@ def connected(*calls: Call, max_message: int = 1000, **values: int) -> Machine:
     """A machine whose peer has said hello and whose output was read."""
     machine = Machine(max_message)
     for call in calls:
-        machine.submit(call)
+        machine.calls.submit(call)
     machine.receive(settings(**values))
     machine.take_output()
     return machine

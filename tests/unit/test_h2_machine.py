@@ -57,7 +57,7 @@ from smg.engines.grpc.h2.machine import MAX_HEADER_BLOCK, WINDOW, Machine
 
 def test_hello_and_request() -> None:
     machine, call = Machine(), Recorder(b"x" * 300)
-    machine.submit(call)
+    machine.calls.submit(call)
     hello = machine.take_output()
     assert hello.startswith(PREFACE)
     (kind, _, _, values), update = parsed(hello.removeprefix(PREFACE))
@@ -79,7 +79,7 @@ def test_hello_and_request() -> None:
     ]
     assert body == (DATA, END_STREAM, 1, message(b"x" * 300))
     later = Recorder(b"")
-    machine.submit(later)
+    machine.calls.submit(later)
     assert [(kind, stream) for kind, _, stream, _ in sent(machine)] == [(HEADERS, 3), (DATA, 3)]
 
 
@@ -101,19 +101,19 @@ def test_long_paths_are_encoded() -> None:
 def test_calls_above_the_limit_wait_their_turn() -> None:
     calls = [Recorder() for _ in range(4)]
     machine = connected(*calls, streams=2)
-    machine.cancel(calls[2])  # has not been opened
+    machine.calls.cancel(calls[2])  # has not been opened
     assert sent(machine) == []
     machine.receive(headers(1) + trailers(1))
     assert [(kind, stream) for kind, _, stream, _ in sent(machine)] == [(HEADERS, 5), (DATA, 5)]
     machine.receive(headers(5) + trailers(5))
     assert [call.told for call in calls] == [["end"], [], [], ["end"]]
     later = Recorder()
-    machine.submit(later)
+    machine.calls.submit(later)
     machine.receive(settings(streams=0))
     waiting = Recorder()
-    machine.submit(waiting)
-    machine.cancel(calls[1])
-    assert machine.take_waiting() == [waiting]
+    machine.calls.submit(waiting)
+    machine.calls.cancel(calls[1])
+    assert machine.calls.take_waiting() == [waiting]
 
 
 # ---- answers
@@ -125,10 +125,10 @@ def test_messages_and_end() -> None:
     machine.receive(headers(1) + headers(3) + data(3, b"a") + data(1, b"") + data(3, b"b", b"", b"c") + trailers(3))
     assert first.told == [b""]
     assert second.told == [b"a", b"b", b"", b"c", "end"]
-    assert not machine.idle
+    assert not machine.calls.idle
     machine.receive(data(1, b"x" * 1000) + trailers(1))
     assert first.told == [b"", b"x" * 1000, "end"]
-    assert machine.idle
+    assert machine.calls.idle
     assert sent(machine) == []
 
 
@@ -179,7 +179,7 @@ def test_answers_without_messages(fields: dict[str, str], told: Any) -> None:
     machine = connected(call)
     machine.receive(trailers(1, fields))
     assert call.told == [told]
-    assert machine.idle
+    assert machine.calls.idle
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ def test_cancel() -> None:
     call = Recorder()
     machine = connected(call)
     machine.receive(headers(1) + data(1, b"a"))
-    machine.cancel(call)
-    machine.cancel(call)
+    machine.calls.cancel(call)
+    machine.calls.cancel(call)
     assert sent(machine) == [(RST_STREAM, 0, 1, WORD(CANCEL))]
     machine.receive(data(1, b"late") + frame(DATA, 0, 1, b"\0\0") + trailers(1))
     assert call.told == [b"a"]
@@ -288,15 +288,15 @@ def test_cancel() -> None:
 def test_cancel_from_a_callback(joined: bool) -> None:
     call = Recorder()
     machine = connected(call)
-    call.then = lambda: machine.cancel(call)
+    call.then = lambda: machine.calls.cancel(call)
     machine.receive(headers(1) + (data(1, b"a", b"b") if joined else data(1, b"a") + data(1, b"b")) + trailers(1))
     assert call.told == [b"a"]
-    assert machine.idle
+    assert machine.calls.idle
 
 
 def test_submit_from_a_callback() -> None:
     later = Recorder()
-    first = Recorder(then=lambda: machine.submit(later))
+    first = Recorder(then=lambda: machine.calls.submit(later))
     machine = connected(first)
     machine.receive(headers(1) + data(1, b"a") + trailers(1))
     machine.receive(headers(3) + data(3, b"b") + trailers(3))
@@ -320,10 +320,10 @@ def test_a_receiver_that_raises_loses_its_call_only(joined: bool, caplog: pytest
 def test_fail_tells_every_call_once() -> None:
     calls = [Recorder() for _ in range(3)]
     machine = connected(*calls, streams=2)
-    machine.fail("UNAVAILABLE", "gone")
+    machine.calls.fail("UNAVAILABLE", "gone")
     assert [call.told for call in calls] == [[("UNAVAILABLE", "gone")]] * 3
-    assert machine.idle
-    assert machine.draining
+    assert machine.calls.idle
+    assert machine.calls.draining
 
 
 # ---- windows
@@ -331,7 +331,7 @@ def test_fail_tells_every_call_once() -> None:
 
 def test_bodies_wait_for_the_peers_windows() -> None:
     machine = connected(window=70_000, size=20_000)
-    machine.submit(Recorder(b"x" * 99_995))
+    machine.calls.submit(Recorder(b"x" * 99_995))
     sizes = [len(payload) for kind, _, _, payload in sent(machine) if kind == DATA]
     assert sizes == [20_000, 20_000, 20_000, 5_535]  # the connection's window ends it
     machine.receive(frame(WINDOW_UPDATE, 0, 0, WORD(1_000_000)))
@@ -349,7 +349,7 @@ def test_bodies_wait_for_the_peers_windows() -> None:
 def test_small_requests_pass_a_stuck_one() -> None:
     big, small = Recorder(b"x" * 29_995), Recorder(b"y")
     machine = connected(big, window=1000)
-    machine.submit(small)
+    machine.calls.submit(small)
     assert [(kind, stream) for kind, _, stream, _ in sent(machine)] == [(HEADERS, 3), (DATA, 3)]
     machine.receive(headers(3) + trailers(3) + frame(WINDOW_UPDATE, 0, 1, WORD(2**31 - 1)))
     assert small.told == ["end"]
@@ -378,7 +378,7 @@ def test_windows_are_given_back() -> None:
 def test_data_of_closed_streams_counts_for_the_connection() -> None:
     call = Recorder()
     machine = connected(call)
-    machine.cancel(call)
+    machine.calls.cancel(call)
     sent(machine)
     late = frame(DATA, 0, 1, bytes(16_384))
     for _ in range(WINDOW // 2 // 16_384):
@@ -418,15 +418,15 @@ def test_goaway() -> None:
     calls = [Recorder() for _ in range(4)]
     machine = connected(*calls, streams=3)
     machine.receive(headers(1) + frame(GOAWAY, 0, 0, frames.GOAWAY_FIELDS.pack(3, 11) + b"too_many_pings"))
-    assert machine.draining
+    assert machine.calls.draining
     assert machine.goaway == "HTTP/2 error 11: too_many_pings"
-    assert machine.take_waiting() == [calls[2], calls[3]]
+    assert machine.calls.take_waiting() == [calls[2], calls[3]]
     machine.receive(data(1, b"a") + trailers(1))
     assert calls[0].told == [b"a", "end"]
-    assert not machine.idle
+    assert not machine.calls.idle
     machine.receive(frame(GOAWAY, 0, 0, frames.GOAWAY_FIELDS.pack(1, 0)))
-    assert machine.take_waiting() == [calls[1]]
-    assert machine.idle
+    assert machine.calls.take_waiting() == [calls[1]]
+    assert machine.calls.idle
     elsewhere = connected(calls[1], calls[2], calls[3])
     elsewhere.receive(b"".join(headers(stream) + trailers(stream) for stream in (1, 3, 5)))
     assert [call.told for call in calls[1:]] == [["end"]] * 3
@@ -437,7 +437,7 @@ def test_goaway_after_an_answer() -> None:
     machine = connected(call)
     machine.receive(headers(1) + data(1, b"a") + frame(GOAWAY, 0, 0, bytes(8)))
     assert call.told == [b"a", ("UNAVAILABLE", "the worker is closing the connection (HTTP/2 error 0)")]
-    assert machine.take_waiting() == []
+    assert machine.calls.take_waiting() == []
 
 
 def test_refused_streams_are_tried_again() -> None:
@@ -445,11 +445,11 @@ def test_refused_streams_are_tried_again() -> None:
     machine = connected(call)
     for stream_id in (1, 3, 5, 7):
         machine.receive(frame(RST_STREAM, 0, stream_id, WORD(7)))
-        machine.submit(other)
-        assert machine.stalled
+        machine.calls.submit(other)
+        assert machine.calls.stalled
         assert sent(machine) == []
-        machine.cancel(other)
-        machine.resume()
+        machine.calls.cancel(other)
+        machine.calls.resume()
         head, body = sent(machine)
         assert (head[2], body) == (stream_id + 2, (DATA, END_STREAM, stream_id + 2, message(b"x" * 10)))
     machine.receive(frame(RST_STREAM, 0, 9, WORD(7)))
@@ -462,13 +462,13 @@ def test_refused_streams_are_tried_again() -> None:
 
 def test_stream_ids_run_out() -> None:
     machine = connected()
-    machine._next_id = 2**31 - 3
+    machine.calls._next_id = 2**31 - 3
     calls = [Recorder() for _ in range(3)]
     for call in calls:
-        machine.submit(call)
-    assert machine.draining
+        machine.calls.submit(call)
+    assert machine.calls.draining
     assert [call.stream_id for call in calls[:2]] == [2**31 - 3, 2**31 - 1]
-    assert machine.take_waiting() == [calls[2]]
+    assert machine.calls.take_waiting() == [calls[2]]
 
 
 @pytest.mark.parametrize(

@@ -19,24 +19,19 @@ Rules:
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
 from collections.abc import Callable
 
 from smg.engines.base import EngineError
 from smg.engines.grpc.h2 import frames
-from smg.engines.grpc.h2.call import Call
+from smg.engines.grpc.h2.calls import Calls
 from smg.engines.grpc.h2.frames import MAX_WINDOW, ProtocolError, fields_of, unpadded
 from smg.engines.grpc.h2.headers import NOTHING, Head, HeadDecoder, without_status
 from smg.engines.grpc.h2.sender import Sender
-
-log = logging.getLogger("smg.engines.grpc")
 
 MAX_MESSAGE = 256 * 1024 * 1024
 MAX_HEADER_BLOCK = 32 * 1024
 # Both of the connection and of every stream. Streams are looked at only when half of the connection's is used up.
 WINDOW = 16 * 1024 * 1024
-MAX_ATTEMPTS = 5
 PING_DATA = b"smgalive"
 
 _SETTINGS = (
@@ -48,18 +43,16 @@ _SETTINGS = (
 
 
 class Machine:
-    """One connection. ``max_message`` in bytes bounds a single answer message."""
+    """One connection. ``max_message`` in bytes bounds a single answer message. ``calls`` takes calls."""
 
     def __init__(self, max_message: int = MAX_MESSAGE) -> None:
-        self.ready = False  # the peer's SETTINGS have come
-        self.draining = False  # no further call may be submitted
-        self.stalled = False  # ``resume`` is wanted, soon
         self.goaway = ""  # why, in the peer's words
         self.ping_pending = False
         self.progressed = False  # an answer's bytes came; for the owner to clear
         self._max_message = max_message
         self._small_message = min(max_message, frames.FRAME_SIZE - frames.PREFIX_BYTES)
         self._sender = Sender()
+        self.calls = Calls(self._sender)
         self._sender.put(frames.SETTINGS, 0, 0, b"".join(frames.SETTING.pack(*setting) for setting in _SETTINGS))
         self._sender.put_word(frames.WINDOW_UPDATE, 0, WINDOW - frames.DEFAULT_WINDOW)
         self._rest = bytearray()  # an unfinished frame
@@ -68,11 +61,6 @@ class Machine:
         self._block = bytearray()
         self._block_id = 0  # stream whose header block is unfinished
         self._block_flags = 0
-        self._calls: dict[int, Call] = {}
-        self._flowing: dict[int, Call] = {}  # those whose next DATA frame begins with a message
-        self._waiting: OrderedDict[Call, None] = OrderedDict()
-        self._next_id = 1
-        self._max_streams = MAX_WINDOW
         self._received = 0  # bytes since the connection's window was last given back
         self._handlers: dict[int, Callable[[int, int, bytes], None]] = {
             frames.DATA: self._on_data,
@@ -89,11 +77,6 @@ class Machine:
     # The owner's side -----------------------------------------------------------------------------
 
     @property
-    def idle(self) -> bool:
-        """No call is open or waiting."""
-        return not (self._calls or self._waiting)
-
-    @property
     def has_output(self) -> bool:
         return bool(self._sender)
 
@@ -101,53 +84,13 @@ class Machine:
         """The bytes to write now. To be left where they are while the peer does not read."""
         return self._sender.take()
 
-    def submit(self, call: Call) -> None:
-        """Open ``call``, or let it wait."""
-        self._waiting[call] = None
-        self._admit()
-
-    def cancel(self, call: Call) -> None:
-        """Reset ``call`` without a word to it; nothing happens when it is over."""
-        if call.open:
-            self._reset(call, frames.CANCEL)
-            self._admit()
-        else:
-            self._waiting.pop(call, None)
-
-    def resume(self) -> None:
-        """Open calls again after a refusal."""
-        self.stalled = False
-        self._admit()
-
-    def take_waiting(self) -> list[Call]:
-        """The calls of which the peer knows nothing; they are no longer this connection's."""
-        waiting = list(self._waiting)
-        self._waiting.clear()
-        return waiting
-
-    def fail(self, status: str, message: str) -> None:
-        """Fail every call: the connection is over."""
-        self.draining = True
-        while self._calls:
-            self._fail(next(iter(self._calls.values())), status, message)
-        while self._waiting:
-            call, _ = self._waiting.popitem()
-            self._tell(call, EngineError(status, message))
-
-    def take_all(self) -> list[Call]:
-        """The open and the waiting calls; they are told nothing more. For an owner who hangs up."""
-        calls = [*self._calls.values(), *self.take_waiting()]
-        for call in list(self._calls.values()):
-            self._forget(call)
-        return calls
-
     def ping(self) -> None:
         self.ping_pending = True
         self._sender.put(frames.PING, 0, 0, PING_DATA)
 
     def close(self, code: int = frames.NO_ERROR) -> None:
         """Say goodbye: GOAWAY with an HTTP/2 error code."""
-        self.draining = True
+        self.calls.draining = True
         self._sender.put(frames.GOAWAY, 0, 0, frames.GOAWAY_FIELDS.pack(0, code))
 
     # Receiving ------------------------------------------------------------------------------------
@@ -177,7 +120,7 @@ class Machine:
         """Handle the whole frames in ``data``; gives where the unfinished one begins."""
         position, end, received = 0, len(data), 0
         last, last_message = end - frames.HEADER_BYTES, end - frames.MESSAGE_FRAME.size
-        flowing, unpack = self._flowing, frames.MESSAGE_FRAME.unpack_from
+        flowing, unpack = self.calls.flowing, frames.MESSAGE_FRAME.unpack_from
         plain, small = not self._block_id, self._small_message
         while position <= last:
             if plain and position <= last_message:
@@ -199,7 +142,7 @@ class Machine:
                     try:
                         call.on_message(payload)
                     except Exception:
-                        self._break(call)
+                        self.calls.broken(call)
                     continue
             head, flags, stream_id = frames.FRAME.unpack_from(data, position)
             start = position + frames.HEADER_BYTES
@@ -223,23 +166,23 @@ class Machine:
                 raise ProtocolError(frames.FLOW_CONTROL_ERROR, "window exceeded")
             self._sender.put_word(frames.WINDOW_UPDATE, 0, self._received)
             self._received = 0
-            for call in self._calls.values():
+            for call in self.calls.open.values():
                 if call.received >= WINDOW // 4:
                     self._sender.put_word(frames.WINDOW_UPDATE, call.stream_id, call.received)
                     call.received = 0
         self._sender.pump()
-        self._admit()
+        self.calls.admit()
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block_id and kind != frames.CONTINUATION:
             raise ProtocolError(frames.PROTOCOL_ERROR, "header block interrupted")
-        if not self.ready and kind != frames.SETTINGS:
+        if not self.calls.ready and kind != frames.SETTINGS:
             raise ProtocolError(frames.PROTOCOL_ERROR, "connection does not begin with SETTINGS")
         if (handler := self._handlers.get(kind)) is not None:
             handler(flags, stream_id, payload)
 
     def _on_data(self, flags: int, stream_id: int, payload: bytes) -> None:
-        call, size = self._call(stream_id), len(payload)
+        call, size = self.calls.get(stream_id), len(payload)
         self._received += size
         self.progressed = True
         if flags & frames.PADDED:
@@ -248,25 +191,27 @@ class Machine:
             return
         call.received += size
         if not call.responded:
-            self._refuse(call, EngineError("INTERNAL", "data before the response's headers"), frames.PROTOCOL_ERROR)
+            self.calls.refuse(
+                call, EngineError("INTERNAL", "data before the response's headers"), frames.PROTOCOL_ERROR
+            )
             return
         if payload:
             try:
                 call.feed(payload, self._max_message)
-            except EngineError as error:
-                self._refuse(call, error)
+            except EngineError as unreadable:
+                self.calls.refuse(call, unreadable)
             except Exception:
-                self._break(call)
+                self.calls.broken(call)
         if call.open:
             if flags & frames.END_STREAM:
-                self._finish(call, NOTHING)
+                self.calls.finish(call, NOTHING)
             elif call.buffer:
-                self._flowing.pop(stream_id, None)
+                self.calls.flowing.pop(stream_id, None)
             else:
-                self._flowing[stream_id] = call
+                self.calls.flowing[stream_id] = call
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self._call(stream_id)
+        self.calls.get(stream_id)
         if flags & frames.PADDED:
             payload = unpadded(payload)
         if flags & frames.PRIORITY_FIELDS:
@@ -292,36 +237,36 @@ class Machine:
             self._on_head(stream_id, self._heads.decode(block), self._block_flags)
 
     def _on_head(self, stream_id: int, head: Head, flags: int) -> None:
-        call = self._calls.get(stream_id)
+        call = self.calls.open.get(stream_id)
         self.progressed = True
         if call is None:
             return
         if flags & frames.END_STREAM:
-            self._finish(call, head)
+            self.calls.finish(call, head)
         elif call.responded:
             error = EngineError("INTERNAL", "trailers that do not end the stream")
-            self._refuse(call, error, frames.PROTOCOL_ERROR)
+            self.calls.refuse(call, error, frames.PROTOCOL_ERROR)
         elif head.http == 200 and head.grpc:
             call.responded = True
             call.request = b""
-            self._flowing[stream_id] = call
+            self.calls.flowing[stream_id] = call
         elif not 100 <= head.http < 200:
-            self._refuse(call, without_status(head))
+            self.calls.refuse(call, without_status(head))
 
     def _on_reset(self, _flags: int, stream_id: int, payload: bytes) -> None:
-        call = self._call(stream_id)
+        call = self.calls.get(stream_id)
         (code,) = fields_of(frames.WORD, payload)
         if call is None:
             return
         if code == frames.REFUSED_STREAM and not call.responded:
-            self.stalled = True
-            self._put_back(call, "the worker takes no more streams")
+            self.calls.stalled = True
+            self.calls.put_back(call, "the worker takes no more streams")
             return
         status = frames.STATUS_OF_RESET.get(code, "INTERNAL")
-        self._fail(call, status, f"the worker reset the stream (HTTP/2 error {code})")
+        self.calls.fail_one(call, status, f"the worker reset the stream (HTTP/2 error {code})")
 
     def _on_settings(self, flags: int, stream_id: int, payload: bytes) -> None:
-        if stream_id or (flags & frames.ACK and not self.ready):
+        if stream_id or (flags & frames.ACK and not self.calls.ready):
             raise ProtocolError(frames.PROTOCOL_ERROR, "misplaced SETTINGS")
         if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
             raise ProtocolError(frames.FRAME_SIZE_ERROR, "SETTINGS of a wrong length")
@@ -329,16 +274,16 @@ class Machine:
             return
         for name, value in frames.SETTING.iter_unpack(payload):
             if name == frames.MAX_CONCURRENT_STREAMS:
-                self._max_streams = value
+                self.calls.limit = value
             elif name == frames.INITIAL_WINDOW_SIZE:
                 self._sender.resize(value)
             elif name == frames.MAX_FRAME_SIZE:
                 if not frames.FRAME_SIZE <= value < 1 << 24:
                     raise ProtocolError(frames.PROTOCOL_ERROR, "impossible frame size")
                 self._sender.frame_size = value
-        self.ready = True
+        self.calls.ready = True
         self._sender.answer(frames.SETTINGS)
-        self._admit()
+        self.calls.admit()
 
     def _on_push(self, _flags: int, _stream_id: int, _payload: bytes) -> None:
         raise ProtocolError(frames.PROTOCOL_ERROR, "a push, which was not enabled")
@@ -357,95 +302,18 @@ class Machine:
         if stream_id:
             raise ProtocolError(frames.PROTOCOL_ERROR, "GOAWAY on a stream")
         last, code = fields_of(frames.GOAWAY_FIELDS, payload[:8])
-        self.draining = True
+        self.calls.draining = True
         words = payload[8:200].decode("ascii", "replace")
         self.goaway = f"HTTP/2 error {code}{': ' if words else ''}{words}"
-        for call in [call for call in reversed(self._calls.values()) if call.stream_id > last & MAX_WINDOW]:
+        for call in [call for call in reversed(self.calls.open.values()) if call.stream_id > last & MAX_WINDOW]:
             if call.open:
-                self._put_back(call, f"the worker is closing the connection ({self.goaway})")
+                self.calls.put_back(call, f"the worker is closing the connection ({self.goaway})")
 
     def _on_window(self, _flags: int, stream_id: int, payload: bytes) -> None:
         increment = fields_of(frames.WORD, payload)[0] & MAX_WINDOW
         if not stream_id:
             self._sender.widen(increment)
             return
-        call = self._call(stream_id)
+        call = self.calls.get(stream_id)
         if call is not None and not self._sender.widen_stream(call, increment):
-            self._refuse(call, EngineError("INTERNAL", "impossible window"), frames.FLOW_CONTROL_ERROR)
-
-    # Calls ----------------------------------------------------------------------------------------
-
-    def _call(self, stream_id: int) -> Call | None:
-        """The open call of a stream, None when it is over. Raises ``ProtocolError`` when there never was one."""
-        if not stream_id & 1 or stream_id >= self._next_id:
-            raise ProtocolError(frames.PROTOCOL_ERROR, "frame on a stream that was never opened")
-        return self._calls.get(stream_id)
-
-    def _admit(self) -> None:
-        while self._waiting and len(self._calls) < self._max_streams:
-            if self.draining or self.stalled or not self.ready:
-                break
-            call, _ = self._waiting.popitem(last=False)
-            call.stream_id, call.open = self._next_id, True
-            call.attempts += 1
-            self._calls[call.stream_id] = call
-            self._next_id += 2
-            self.draining = self._next_id > frames.MAX_STREAM_ID
-            self._sender.open(call)
-
-    def _forget(self, call: Call) -> None:
-        call.open = False
-        del self._calls[call.stream_id]
-        self._flowing.pop(call.stream_id, None)
-        self._sender.blocked.pop(call.stream_id, None)
-
-    def _reset(self, call: Call, code: int) -> None:
-        self._sender.put_word(frames.RST_STREAM, call.stream_id, code)
-        self._forget(call)
-
-    def _finish(self, call: Call, head: Head) -> None:
-        """The peer ended the stream."""
-        if call.stream_id in self._sender.blocked:
-            self._reset(call, frames.NO_ERROR)
-        else:
-            self._forget(call)
-        if head.status != "OK":
-            self._tell(call, without_status(head) if not head.status else EngineError(head.status, head.message))
-        elif call.buffer:
-            self._tell(call, EngineError("INTERNAL", "the stream ended inside a message"))
-        else:
-            self._tell(call, None)
-
-    def _refuse(self, call: Call, error: EngineError, code: int = frames.CANCEL) -> None:
-        """Give a call up for what the peer did, or its receiver."""
-        if call.open:
-            self._reset(call, code)
-            self._tell(call, error)
-
-    def _fail(self, call: Call, status: str, message: str) -> None:
-        self._forget(call)
-        self._tell(call, EngineError(status, message))
-
-    def _put_back(self, call: Call, why: str) -> None:
-        """The peer did nothing for ``call``: it may be tried again."""
-        if call.responded or call.attempts >= MAX_ATTEMPTS:
-            self._fail(call, "UNAVAILABLE", why)
-        else:
-            self._forget(call)
-            call.body = memoryview(call.request)
-            self._waiting[call] = None
-            self._waiting.move_to_end(call, last=False)
-
-    def _break(self, call: Call) -> None:
-        """A message's receiver raised; the other calls must not notice."""
-        log.exception("the receiver of a gRPC stream failed")
-        self._refuse(call, EngineError("INTERNAL", "the gateway could not process the worker's message"))
-
-    def _tell(self, call: Call, error: EngineError | None) -> None:
-        try:
-            if error is None:
-                call.ended()
-            else:
-                call.failed(error)
-        except Exception:
-            log.exception("the receiver of a gRPC stream failed")
+            self.calls.refuse(call, EngineError("INTERNAL", "impossible window"), frames.FLOW_CONTROL_ERROR)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from smg.engines.grpc.h2 import frames
-from smg.engines.grpc.h2.call import Call
+from smg.engines.grpc.h2.calls import Call
 from smg.engines.grpc.h2.frames import MAX_WINDOW, ProtocolError, frame
 from smg.engines.grpc.h2.headers import EMPTY_TABLE
 
@@ -74,6 +74,7 @@ class Sender:
             call.window -= size
         call.body = body
         if not body:
+            call.body = memoryview(b"")  # lets the request go
             del self.blocked[call.stream_id]
 
     def resize(self, initial_window: int) -> None:

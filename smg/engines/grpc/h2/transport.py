@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from smg.engines.base import EngineError
 from smg.engines.grpc.channel import DEFAULT_PORTS, TlsOptions, target_of
-from smg.engines.grpc.h2.call import Call
+from smg.engines.grpc.h2.calls import Call
 from smg.engines.grpc.h2.frames import ProtocolError
 from smg.engines.grpc.h2.headers import request_block, timeout_field
 from smg.engines.grpc.h2.machine import MAX_MESSAGE, Machine
@@ -21,7 +21,7 @@ from smg.engines.grpc.transport import OnEnd, OnError, OnMessage
 CONNECT_TIMEOUT = 5.0
 CLOSE_TIMEOUT = 1.0
 # A connection with open calls on which nothing came for one period is pinged, and given up after one more.
-KEEPALIVE = 20.0
+KEEPALIVE = 30.0
 # Servers allow one ping in five minutes, and begin anew whenever they send an answer's bytes.
 PING_INTERVAL = 300.0
 RESUME_DELAY = 0.02
@@ -111,6 +111,10 @@ class LeanTransport:
             await asyncio.wait(endings, timeout=CLOSE_TIMEOUT)
 
 
+def _nothing(*_: object) -> None:
+    pass
+
+
 class _Stream(Call):
     """A call and its ``StreamHandle``."""
 
@@ -132,24 +136,28 @@ class _Stream(Call):
 
     def expire(self) -> None:
         """The deadline has passed."""
+        on_error = self._on_error
         self.cancel()
-        self._on_error(EngineError("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+        on_error(EngineError("DEADLINE_EXCEEDED", "Deadline Exceeded"))
 
     def ended(self) -> None:
+        on_end = self._on_end
         self.release()
-        self._on_end()
+        on_end()
 
     def failed(self, error: EngineError) -> None:
         deadline = self.deadline
         if error.code == "CANCELLED" and deadline is not None and asyncio.get_running_loop().time() >= deadline:
             # A server that was quicker to see it pass has reset the stream.
             error = EngineError("DEADLINE_EXCEEDED", "Deadline Exceeded")
+        on_error = self._on_error
         self.release()
-        self._on_error(error)
+        on_error(error)
 
     def release(self) -> None:
-        """The call is over."""
+        """The call is over: let go of everything, since the callbacks' owner holds this handle."""
         self.connection = None
+        self.on_message = self._on_end = self._on_error = _nothing
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
@@ -176,20 +184,20 @@ class _Connection(asyncio.Protocol):
 
     @property
     def usable(self) -> bool:
-        return not (self._over or self._machine.draining)
+        return not (self._over or self._machine.calls.draining)
 
     # Calls ----------------------------------------------------------------------------------------
 
     def submit(self, stream: _Stream) -> None:
         stream.connection = self
-        self._machine.submit(stream)
+        self._machine.calls.submit(stream)
         self._flush_soon()
         if self._keepalive is None:
             self._heard = True
             self._keepalive = self._loop.call_later(self._owner.keepalive, self._watch)
 
     def cancel(self, stream: _Stream) -> None:
-        self._machine.cancel(stream)
+        self._machine.calls.cancel(stream)
         self._flush_soon()
 
     def _flush_soon(self) -> None:
@@ -204,21 +212,21 @@ class _Connection(asyncio.Protocol):
             return
         if self._machine.has_output and not self._paused:
             self._transport.write(self._machine.take_output())
-        if self._machine.draining:
+        if self._machine.calls.draining:
             self._drain()
-        elif self._machine.stalled and self._resumption is None:
+        elif self._machine.calls.stalled and self._resumption is None:
             self._resumption = self._loop.call_later(RESUME_DELAY, self._resume)
 
     def _resume(self) -> None:
         self._resumption = None
-        self._machine.resume()
+        self._machine.calls.resume()
         self._flush()
 
     def _drain(self) -> None:
         """Let open calls end here and take the others elsewhere."""
-        for call in self._machine.take_waiting():
+        for call in self._machine.calls.take_waiting():
             self._owner.place(cast(_Stream, call))
-        if self._machine.idle:
+        if self._machine.calls.idle:
             self._give_up("the worker closed the connection")
 
     # Beginning and end ----------------------------------------------------------------------------
@@ -267,7 +275,7 @@ class _Connection(asyncio.Protocol):
         """End the connection and fail what is on it."""
         if not self._over:
             self._close()
-            self._machine.fail("UNAVAILABLE", message)
+            self._machine.calls.fail("UNAVAILABLE", message)
 
     def _close(self) -> None:
         self._over = True
@@ -292,7 +300,7 @@ class _Connection(asyncio.Protocol):
     def shut(self) -> asyncio.Future[None]:
         """Drop every call unheard and close; done when the socket is closed."""
         if not self._over:
-            for call in self._machine.take_all():
+            for call in self._machine.calls.take_all():
                 cast(_Stream, call).release()
             self._machine.close()
             self._close()
@@ -309,7 +317,7 @@ class _Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._give_up(f"worker {self._owner.target} broke the protocol: {error}")
             return
-        if self._handshake is not None and self._machine.ready:
+        if self._handshake is not None and self._machine.calls.ready:
             self._handshake.cancel()
             self._handshake = None
         self._flush()
@@ -325,7 +333,7 @@ class _Connection(asyncio.Protocol):
         """Once per keepalive period while there are calls."""
         machine = self._machine
         self._keepalive = None
-        if machine.idle:
+        if machine.calls.idle:
             return
         if self._heard or self._transport is None:
             self._heard = False
