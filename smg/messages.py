@@ -428,6 +428,7 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ``tokenizer`` names an entry of the tokenizer table; ``kinds`` are the engine kinds of its workers (a plan carries
     one ready-made request per kind); ``context_length`` and ``vocab_size`` 0 = unknown. ``tool_parser`` and
     ``reasoning_parser`` are per-model overrides ("" = none). ``default_sampling`` is the worker's generation config.
+    ``class_labels`` names the classes of a classifier by their index.
     """
 
     id: str
@@ -444,6 +445,7 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     display_name: str = ""
     ready_workers: int = 0
     supports_embedding: bool = False
+    class_labels: dict[str, str] = {}
 
 
 class TokenizerSource(msgspec.Struct, array_like=True, frozen=True, gc=False):

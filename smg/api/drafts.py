@@ -328,7 +328,9 @@ def embedding_draft(
         encoded.append(prompt)
     ids = engine_ids(request_id, len(encoded), request.rid)
     draft = _raw_draft(context, info, api, request_id, request.rid, ids, encoded, Sampling())
-    if api == "embeddings":
+    if api == "classify":
+        draft.options = {"labels": info.class_labels}
+    else:
         draft.options = {
             "encoding_format": request.encoding_format or "float",
             "dimensions": request.dimensions or 0,

@@ -51,7 +51,6 @@ from smg.telemetry.router_metrics import RouterMetrics
 
 log = logging.getLogger("smg.router")
 
-RETRY_AFTER = (("retry-after", "1"),)
 AVOID_LIMIT = 8
 # How long a restarted router waits for its workers before it takes requests.
 RESTART_SECS = 2.0
@@ -271,7 +270,7 @@ class RouterProcess(ChildProcess):
             error = refused("model_not_found", f"No worker available for model '{route.model}'", status=404)
         else:
             message = "No available workers (all circuits open or unhealthy)"
-            error = ApiError(503, "no_available_workers", message, gateway=True, headers=RETRY_AFTER)
+            error = ApiError(503, "no_available_workers", message, gateway=True)
         self._refuse(route, error)
 
     def _fail(self, route: Route, error_type: str) -> None:
@@ -370,5 +369,4 @@ def start_failed(endpoint: str, code: str, reason: str) -> ApiError:
     """The answer when the last attempt failed with this gRPC status."""
     what = "embedding" if endpoint in ("embeddings", "classify") else "generation"
     status = http_status(code)
-    headers = RETRY_AFTER if status in (429, 503) else ()
-    return ApiError(status, f"start_{what}_failed", f"Failed to start {what}: {reason}", gateway=True, headers=headers)
+    return ApiError(status, f"start_{what}_failed", f"Failed to start {what}: {reason}", gateway=True)

@@ -137,6 +137,7 @@ class Registry:
             display_name=card.display_name,
             ready_workers=sum(worker.status == READY for worker in known),
             supports_embedding=any(worker.supports_embedding for worker in known),
+            class_labels=class_labels(card.extra.get("id2label") or first.labels.get("id2label_json")),
         )
 
     def _agreed(self, model: str, declared: list[ParserNames]) -> ParserNames:
@@ -194,6 +195,17 @@ def _is_known(worker: Worker) -> bool:
 
 def _known(workers: Iterable[Worker]) -> bool:
     return any(map(_is_known, workers))
+
+
+def class_labels(value: Any) -> dict[str, str]:
+    """Names of a classifier's classes by index, from a card's ``id2label`` or the JSON text of a worker's; {} for
+    anything that is none."""
+    try:
+        if isinstance(value, str):
+            return msgspec.json.decode(value, type=dict[str, str])
+        return msgspec.convert(value or {}, dict[str, str])
+    except msgspec.MsgspecError:
+        return {}
 
 
 def _parsers(card: ModelCard, worker: Worker) -> ParserNames:

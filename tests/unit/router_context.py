@@ -11,6 +11,7 @@ from smg.engines.grpc.facts import LoadReport, RankLoad
 from smg.router.breaker import BreakerRules, CircuitBreaker
 from smg.router.policies import RouteFacts
 from smg.router.worker import READY, ModelCard, Worker
+from smg.telemetry.router_metrics import RouterMetrics
 
 NOW = 1000.0
 BLOCK = 16
@@ -55,3 +56,16 @@ def facts(
     served: Sequence[Worker] = (),
 ) -> RouteFacts:
     return RouteFacts("m", len(tokens), hashes_of(tokens), key, target, now, served, source)
+
+
+BRANCHES = (
+    "tree_match", "spill", "expected_wait_fallback", "first_healthy_fallback", "no_healthy_workers", "occupied_hit",
+    "occupied_miss", "vacant", "no_routing_id", "cap_respill", "target_worker_hit", "target_worker_miss",
+    "routing_key_hit", "random_fallback", "no_routing_key", "ring_hit", "load_balance_walk", "fallback_least_load",
+)  # fmt: skip
+
+
+def branches(metrics: RouterMetrics, policy: str) -> dict[str, int]:
+    """The branches a policy took, those with a count."""
+    counts = {name: int(metrics.policies.branches[policy].child(name).value) for name in BRANCHES}
+    return {name: count for name, count in counts.items() if count}

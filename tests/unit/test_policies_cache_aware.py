@@ -6,7 +6,7 @@ import random
 from array import array
 
 import pytest
-from router_context import NOW, facts, hashes_of, make_workers, report
+from router_context import NOW, branches, facts, hashes_of, make_workers, report
 
 from smg.router.policies import make_policy
 from smg.router.policies.cache_aware import CacheAware
@@ -38,14 +38,7 @@ class Bed:
         self.policy.index.record(hashes, self.policy.index.find(hashes), worker)
 
     def branches(self) -> dict[str, int]:
-        family = self.metrics.policies.branches["cache_aware"]._family
-        values = {
-            sample.labels["branch"]: int(sample.value)
-            for metric in family.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_total")
-        }
-        return {name: count for name, count in values.items() if count}
+        return branches(self.metrics, "cache_aware")
 
 
 def test_a_known_prompt_goes_to_its_holder() -> None:
@@ -164,5 +157,5 @@ def test_upkeep_cuts_the_index_and_publishes_its_size() -> None:
     assert bed.policy.index.blocks == 10
     assert bed.pick(list(range(500, 628))) is bed.workers[1], "the newer prompt is whole"
     policies = bed.metrics.policies
-    assert policies.tree_tokens.child("m")._value.get() == 160
-    assert policies.tree_tenants.child("m", "token")._value.get() == 2
+    assert policies.tree_tokens.child("m").value == 160
+    assert policies.tree_tenants.child("m", "token").value == 2

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from blake3 import blake3
-from router_context import NOW, facts, hashes_of, make_worker, make_workers
+from router_context import NOW, branches, facts, hashes_of, make_worker, make_workers
 from xxhash import xxh3_64_hexdigest
 
 from smg.router.policies import Policy, make_policy
@@ -30,8 +30,7 @@ class Bed:
         )
 
     def branches(self, policy: str) -> dict[str, int]:
-        family = self.metrics.policies.branches[policy]._children
-        return {labels[0]: int(child._value.get()) for labels, child in family.items() if child._value.get()}
+        return branches(self.metrics, policy)
 
 
 def ring_owner(key: bytes, urls: list[str]) -> str:
@@ -156,7 +155,7 @@ def test_manual_keeps_keys_where_they_are() -> None:
     bed.workers.append(make_worker(3))
     assert all(bed.pick(key=key) is home for key, home in homes.items())
     assert bed.branches("manual") == {"vacant": 30, "occupied_hit": 30}
-    assert bed.metrics.policies.manual_entries._value.get() == 30
+    assert bed.metrics.policies.manual_entries.value == 30
     assert sum(worker.pinned_keys for worker in bed.workers) == 30
 
 
@@ -198,13 +197,13 @@ def test_manual_forgets_idle_keys_and_removed_workers() -> None:
     old = bed.pick(key="old")
     bed.pick(key="young", now=NOW + 50)
     bed.policy.tick(NOW + 101)
-    assert bed.metrics.policies.manual_entries._value.get() == 1
+    assert bed.metrics.policies.manual_entries.value == 1
     bed.pick(key="young", now=NOW + 149)
     bed.policy.tick(NOW + 240)
-    assert bed.metrics.policies.manual_entries._value.get() == 1, "use keeps a key"
+    assert bed.metrics.policies.manual_entries.value == 1, "use keeps a key"
     for worker in bed.workers:
         bed.policy.forget(worker)
-    assert bed.metrics.policies.manual_entries._value.get() == 0
+    assert bed.metrics.policies.manual_entries.value == 0
     assert old is not None
 
 
@@ -229,7 +228,7 @@ def test_override_pins_keys_on_any_policy() -> None:
     assert order == [w0, w1, w2, w0, w0, w1], "first assignments and keyless requests come from the base policy"
     assert bed.pick(key="conversation", source="rid") is bed.pick(key="conversation", source="rid")
     source = bed.metrics.policies.key_source
-    assert (source.child("header")._value.get(), source.child("rid")._value.get()) == (4, 2)
+    assert (source.child("header").value, source.child("rid").value) == (4, 2)
 
 
 def test_override_passes_over_a_worker_that_runs_the_key_twice() -> None:

@@ -12,7 +12,7 @@ from smg.messages import TokenizerSource
 from smg.router.admin import worker_object
 from smg.router.health import HealthRules, polls_load
 from smg.router.lifecycle import sampling_defaults
-from smg.router.registry import Registry
+from smg.router.registry import Registry, class_labels
 from smg.router.spec import RegistrationError, read_update
 from smg.router.worker import DRAINING, NOT_READY, READY, Worker
 from smg.settings import Settings
@@ -170,6 +170,22 @@ def test_the_start_up_tokenizer_serves_all_models_but_not_in_gateway_mode(tmp_pa
         known.tokenizers["/tok"] = source
         add(known, {"url": "grpc://a:1", "models": [{"id": "m"}]})
         assert known.table().models[0].tokenizer == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ({"0": "bad", "1": "good"}, {"0": "bad", "1": "good"}),
+        ('{"0": "bad"}', {"0": "bad"}),
+        ("{", {}),
+        ("", {}),
+        (None, {}),
+        (["bad"], {}),
+        ({"0": 1}, {}),
+    ],
+)
+def test_class_labels(value: object, expected: dict[str, str]) -> None:
+    assert class_labels(value) == expected
 
 
 def test_requests_in_flight_per_detok_process() -> None:
