@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import click
 
+from smg.engines.zmq.addresses import handshake_address, path_of
 from smg.simengine.core import SimEngine, SimOptions
 from smg.simengine.grpc.front import ADAPTERS, GrpcFront
 from smg.simengine.script import Script, ScriptError, load_script
 from smg.simengine.vocabulary import SHIPPED_MODEL, ModelError, Vocabulary
+from smg.simengine.zmq.front import PROTOCOLS, ZmqFront
 
 DEFAULT_MODEL_NAME = "smg-sim"
 VANISHED = 70
@@ -35,6 +39,13 @@ STATUS_NAMES = (
 @click.option(
     "--kind", type=click.Choice(sorted(ADAPTERS)), default="sglang", show_default=True, help="worker protocol"
 )
+@click.option(
+    "--zmq",
+    metavar="ADDRESS",
+    default=None,
+    help="run headless over ZMQ for the gateway with this worker URL (ipc://...) or handshake address (tcp://...)",
+)
+@click.option("--zmq-lockstep", is_flag=True, help="ranks that must step together, as those of MoE models")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="0 takes a free port")
 @click.option(
@@ -58,6 +69,8 @@ STATUS_NAMES = (
 )
 def sim_engine_command(
     kind: str,
+    zmq: str | None,
+    zmq_lockstep: bool,
     host: str,
     port: int,
     model_path: Path,
@@ -99,6 +112,9 @@ def sim_engine_command(
     except (ModelError, ScriptError) as error:
         raise click.ClickException(str(error)) from error
     try:
+        if zmq is not None:
+            status = asyncio.run(serve_zmq(vocabulary, options, outputs, kind, dial_address(kind, zmq), zmq_lockstep))
+            raise SystemExit(status)
         asyncio.run(serve(vocabulary, options, outputs, kind, model_name, host, port))
     except OSError as error:
         raise click.ClickException(str(error)) from error
@@ -124,3 +140,38 @@ async def serve(
     if steps.done():
         steps.result()  # the loop ends only by an error
     steps.cancel()
+
+
+def dial_address(kind: str, address: str) -> str:
+    """Where a headless engine dials. Raises ``click.UsageError``."""
+    if kind not in PROTOCOLS:
+        raise click.UsageError(f"--kind {kind} does not speak ZMQ: choose {' or '.join(PROTOCOLS)}")
+    try:
+        return address if address.startswith("tcp://") else handshake_address(path_of(address))
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+
+
+async def serve_zmq(
+    vocabulary: Vocabulary, options: SimOptions, script: Script | None, kind: str, address: str, lockstep: bool
+) -> int:
+    """Serve the gateway at ``address`` until SIGTERM, SIGINT (status 0) or a request that no engine survives (1)."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    ranks, options.dp_size = options.dp_size, 1  # every rank is an engine of its own
+    fronts = []
+    tasks: list[asyncio.Task[Any]] = [loop.create_task(stop.wait())]
+    for rank in range(ranks):
+        engine = SimEngine(vocabulary, options, script)
+        ready = functools.partial(click.echo, f"sim-engine ready: kind={kind} rank={rank}")
+        fronts.append(ZmqFront(engine, kind, address, rank=rank, ranks=ranks, lockstep=lockstep, on_ready=ready))
+        tasks += [loop.create_task(engine.run()), loop.create_task(fronts[-1].ended.wait())]
+    click.echo(f"sim-engine dials {address}: kind={kind} ranks={ranks}")
+    done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for front in fronts:
+        front.close()
+    for task in tasks:
+        task.cancel()
+    return 0 if tasks[0] in done else 1

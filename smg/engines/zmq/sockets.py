@@ -28,6 +28,7 @@ class OutputSocket:
 
     def __init__(self, context: Context, name: str, on_message: Callable[[list[bytes]], None]) -> None:
         """Binds ``name`` (a file). Raises ``OSError`` or ``ValueError``."""
+        self._name = name
         self._on_message = on_message
         self._socket = context.socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, 0)
@@ -58,6 +59,7 @@ class OutputSocket:
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._socket.close(0)
+            remove_stale(self._name)
 
 
 class InputSocket:
@@ -77,6 +79,7 @@ class InputSocket:
         on_lost: Callable[[], None],
     ) -> None:
         """Binds ``name`` (a file). Raises ``OSError`` or ``ValueError``."""
+        self._name = name
         self._identity = identity(rank)
         self._on_message = on_message
         self._on_connected = on_connected
@@ -144,6 +147,7 @@ class InputSocket:
                 self._loop.remove_reader(fd)
             self._socket.disable_monitor()
             self._socket.close(0)
+            remove_stale(self._name)
 
 
 def _bind(socket: zmq.Socket[bytes], name: str) -> None:
