@@ -128,6 +128,8 @@ class Admin:
             code = "WORKER_CREATE_IN_PROGRESS" if creating else "WORKER_ALREADY_EXISTS"
             return worker_error(409, code, f"Worker {spec['url']} already exists")
         worker = self.router.registry.new_worker(spec, self.router.breaker_changed)
+        if self.router.lifecycle.running >= self.router.settings.job_queue_capacity:
+            return worker_error(503, "JOB_QUEUE_FULL", "too many registrations are running, try again later")
         self.router.lifecycle.register(worker)
         location = f"/workers/{worker.id}"
         return answer(202, self._accepted(worker, "worker is being registered"), ("location", location))

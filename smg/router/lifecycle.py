@@ -59,6 +59,11 @@ class Lifecycle:
             return self.router.zmq.admin(worker)
         return WorkerAdmin(worker.url, worker.kind, tls=self.tls)
 
+    @property
+    def running(self) -> int:
+        """Registrations, replacements and removals that have not ended."""
+        return len(self._jobs)
+
     async def settle(self, timeout: float) -> None:
         """Wait until the registrations that are running have ended, at most ``timeout`` seconds."""
         if self._jobs:
@@ -285,8 +290,8 @@ class Lifecycle:
         await asyncio.sleep(REMOVAL_SECS)
         while worker.inflight > 0:
             await asyncio.sleep(0.2)
-        self.router.forget(worker)
         self.registry.remove(worker)
+        self.router.forget(worker)
         await self._disconnect(worker.url)
 
     async def _disconnect(self, url: str) -> None:

@@ -124,8 +124,12 @@ class RouterProcess(ChildProcess):
 
     def forget(self, worker: Worker) -> None:
         """The worker has left: nothing refers to it any more."""
-        for policy in self.policies.values():
+        now = time.monotonic()
+        for model, policy in list(self.policies.items()):
             policy.forget(worker)
+            if model not in self.registry.by_model:
+                policy.tick(now)  # its gauges go to zero
+                del self.policies[model]
         self.metrics.worker_removed(worker.name)
 
     # Ring -----------------------------------------------------------------------------------------

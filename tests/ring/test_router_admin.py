@@ -179,7 +179,7 @@ async def removal(gw: Gateway, path: str, url: str) -> None:
 
 def test_registrations_that_cannot_succeed() -> None:
     async def test() -> None:
-        flags = ("--worker-startup-timeout-secs", "1")
+        flags = ("--worker-startup-timeout-secs", "1", "--job-queue-capacity", "2")
         async with worker("vllm") as (_engine, url), gateway(flags=flags) as gw:
             nobody = f"grpc://127.0.0.1:{free_port()}"
             created = (await gw.http.post("/workers", json={"url": nobody})).json()
@@ -188,15 +188,25 @@ def test_registrations_that_cannot_succeed() -> None:
             assert shown["job_status"].keys() == {"job_type", "worker_url", "status", "message", "timestamp"}
             answer = await gw.http.post("/workers", json={"url": nobody})
             assert (answer.status_code, answer.json()["code"]) == (409, "WORKER_CREATE_IN_PROGRESS")
-            labels = {"tool_parser": "nope"}
-            bad = (await gw.http.post("/workers", json={"url": url, "labels": labels})).json()
-            foreign = (await gw.http.post("/workers", json={"url": "grpc://"})).json()
+            other = (await gw.http.post("/workers", json={"url": f"grpc://127.0.0.1:{free_port()}"})).json()
+            answer = await gw.http.post("/workers", json={"url": url})
+            assert (answer.status_code, answer.json()["code"]) == (503, "JOB_QUEUE_FULL")
 
             async def none_left() -> bool:
                 return not await workers(gw)
 
             await until(none_left)
-            for job, reason in ((created, "failed to connect"), (bad, "unknown tool_parser 'nope'"), (foreign, "URL")):
+            labels = {"tool_parser": "nope"}
+            bad = (await gw.http.post("/workers", json={"url": url, "labels": labels})).json()
+            foreign = (await gw.http.post("/workers", json={"url": "grpc://"})).json()
+            await until(none_left)
+            jobs = (
+                (created, "failed to connect"),
+                (other, "failed to connect"),
+                (bad, "tool_parser"),
+                (foreign, "URL"),
+            )
+            for job, reason in jobs:
                 shown = (await gw.http.get(job["location"])).json()
                 assert shown["status"] == "failed" and reason in shown["job_status"]["message"]
             await add(gw, url)
@@ -490,6 +500,23 @@ def test_cache_aware_routing_follows_the_prefix() -> None:
             assert all(len(home) == 1 for home in homes.values()), homes
             branches = await metric(gw, "smg_cache_aware_policy_branch_total")
             assert branches['{branch="tree_match"}'] >= 18.0
+
+    run(test)
+
+
+def test_prompts_of_a_batch_are_spread() -> None:
+    async def test() -> None:
+        flags = ("--disable-load-monitoring",)
+        async with (
+            worker("vllm") as (_, first),
+            worker("vllm") as (_, second),
+            gateway(first, second, flags=flags) as gw,
+        ):
+            body = {"model": "sim", "prompt": ["one", "two", "three", "four"], "max_tokens": 1}
+            assert (await gw.http.post("/v1/completions", json=body)).status_code == 200
+            sent = await metric(gw, "smg_worker_requests_total")
+            assert sorted(sent.values()) == [2.0, 2.0]
+            assert await metric(gw, "smg_engine_load_polls_total") == {}
 
     run(test)
 
