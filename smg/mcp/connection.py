@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from smg import __version__
 from smg.mcp.base import ToolError, ToolResult
 from smg.mcp.endpoints import Endpoint
-from smg.mcp.transport import UNREACHABLE_CODE
+from smg.mcp.transport import SESSION_GONE_CODE, UNREACHABLE_CODE
 
 __all__ = ["Connection", "ConnectionFailedError"]
 
@@ -34,8 +34,7 @@ MAX_PAGES = 64
 MAX_INVENTORY_BYTES = 4 * 1024 * 1024
 MAX_FAULT_CHARS = 500
 CLOSE_SECS = 2.0
-# What the streamable transport answers for a session that the server no longer knows; the request was not executed.
-_SESSION_GONE = "Session terminated"
+# What the streamable transport says of an error status without a JSON-RPC error in its body.
 _NO_MCP_ANSWER = "Server returned an error response"
 _NOT_FOUND = "Not Found"
 _BROKEN_ANSWERS = ("SSE stream ", "Failed to parse JSON response: ")
@@ -274,7 +273,7 @@ class Connection:
             except ValidationError:
                 return _failed("protocol", "the server's answer is no tool result")
             except MCPError as fault:
-                if self._lost(fault) and attempt == 1 and fault.message == _SESSION_GONE:
+                if self._lost(fault) and attempt == 1 and fault.code == SESSION_GONE_CODE:
                     continue
                 return self._refused(fault)
             return self._result(result)
@@ -284,7 +283,7 @@ class Connection:
         if self._refresh_on_error:
             self._tools_until = 0.0
         lost = fault.code == mcp_types.CONNECTION_CLOSED and self._endpoint.faults_are_final
-        if lost or fault.code == UNREACHABLE_CODE or fault.message.startswith(_BROKEN_ANSWERS):
+        if lost or fault.code in (UNREACHABLE_CODE, SESSION_GONE_CODE) or fault.message.startswith(_BROKEN_ANSWERS):
             return _failed("http", _fault_text(fault, self._fault if lost else ""), fault.code)
         return _failed("protocol", fault.message[:MAX_FAULT_CHARS], fault.code)
 
@@ -300,7 +299,7 @@ class Connection:
         if not isinstance(fault, MCPError):
             return False
         gone = fault.code == mcp_types.CONNECTION_CLOSED and self._endpoint.faults_are_final
-        if gone or fault.message in (_SESSION_GONE, _NO_MCP_ANSWER):
+        if gone or fault.code == SESSION_GONE_CODE or fault.message == _NO_MCP_ANSWER:
             self.drop()
             return True
         return False

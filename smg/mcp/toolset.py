@@ -134,7 +134,9 @@ class RequestTools:
             return ToolResult(error=ToolError(kind="denied", message=f"Tool not offered: {tool.name}"))
         if binding.denied is not None:
             log.info("mcp tool %s of %s denied: %s", tool.name, tool.server_label, binding.denied)
-            return ToolResult(error=ToolError(kind="denied", message=f"Tool execution denied: {tool.name}"))
+            return ToolResult(
+                error=ToolError(kind="denied", message=f"Tool call failed: Tool execution denied: {tool.name}")
+            )
         mapped = binding.config.arg_mapping.apply(arguments)
         return await binding.connection.call(binding.tool.name, mapped, timeout)
 

@@ -21,11 +21,13 @@ import orjson
 
 from smg.mcp.guard import Guard, RefusedTargetError, Target
 
-__all__ = ["UNREACHABLE_CODE", "AnswerError", "BoundedTransport", "connection_fault"]
+__all__ = ["SESSION_GONE_CODE", "UNREACHABLE_CODE", "AnswerError", "BoundedTransport", "connection_fault"]
 
 MAX_TRIED_ADDRESSES = 4
 # In the range JSON-RPC leaves to implementations; servers rarely use its end.
 UNREACHABLE_CODE = -32098
+# A request of a session that the server forgot (it was restarted); nothing was executed.
+SESSION_GONE_CODE = -32097
 
 
 class AnswerError(httpx2.StreamError, httpx2.SSEError):
@@ -66,6 +68,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         request.headers["accept-encoding"] = "identity"
+        await request.aread()  # a message of the SDK; a redirected one has not been read yet
         try:
             async with asyncio.timeout(None if self._may_take_long(request) else self._patience):
                 response = await self._send(request)
@@ -76,7 +79,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if response.headers.get("content-encoding", "identity").lower() != "identity":
             await response.aclose()
             return self._unreachable(request, "the server compressed its answer without being asked to", 502)
-        if self._session_stream and response.status_code >= 300:
+        if response.status_code == 404 and "mcp-session-id" in request.headers and request.method == "POST":
+            await response.aclose()
+            return self._error(request, 404, SESSION_GONE_CODE, "the server does not know the session any more")
+        if self._session_stream and response.status_code >= 400:
             self._on_fault(f"the server answered with status {response.status_code}")
         return self._bounded(request, response)
 
@@ -128,7 +134,11 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     def _unreachable(self, request: httpx2.Request, text: str, status: int) -> httpx2.Response:
         self._on_fault(text)
-        error = {"jsonrpc": "2.0", "id": None, "error": {"code": UNREACHABLE_CODE, "message": text}}
+        return self._error(request, status, UNREACHABLE_CODE, text)
+
+    def _error(self, request: httpx2.Request, status: int, code: int, text: str) -> httpx2.Response:
+        """An answer that the SDK hands to the request's caller as an error of the protocol."""
+        error = {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": text}}
         headers = {"content-type": "application/json"}
         return httpx2.Response(status, headers=headers, content=orjson.dumps(error), request=request)
 

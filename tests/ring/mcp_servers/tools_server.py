@@ -108,6 +108,7 @@ def main() -> None:
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(("127.0.0.1", int(os.environ.get("PORT", "0"))))
+        sock.listen()
         print(sock.getsockname()[1], flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="error")).run(sockets=[sock])
 
