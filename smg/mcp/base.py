@@ -1,7 +1,8 @@
 """What a multi-turn session needs of MCP: a host that connects servers, and the tools they offer for one request.
 
 The session owns the loop (which calls run, how often, what the client and the model see of them); the host owns
-connections, credentials, tool names and policy. One ``ToolHost`` lives in each frontend process, on its event loop.
+connections, credentials, tool names and policy. One ``ToolHost`` lives in each frontend process, on its event loop:
+``smg.mcp.lazy.LazyHost``.
 """
 
 from __future__ import annotations

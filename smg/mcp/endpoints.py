@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
+import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +26,12 @@ Streams = tuple[Any, Any]  # (from the server, to the server), as ``mcp.ClientSe
 OnFault = Callable[[str], None]
 
 MAX_CONNECTIONS = 32
+
+
+@functools.cache
+def tls_context() -> ssl.SSLContext:
+    """The trusted authorities (``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` replace the default ones). Slow to make."""
+    return httpx2.create_ssl_context(trust_env=True)
 
 
 class Endpoint(Protocol):
@@ -74,8 +83,9 @@ class HttpEndpoint:
 
     @asynccontextmanager
     async def open(self, on_fault: OnFault) -> AsyncIterator[Streams]:
+        verify = await asyncio.to_thread(tls_context)
         if self.transport == "streamable":
-            client = self._client(on_fault)
+            client = self._client(verify, on_fault)
             async with (
                 client,
                 streamable_http_client(
@@ -90,15 +100,15 @@ class HttpEndpoint:
             timeout: httpx2.Timeout | None = None,
             auth: httpx2.Auth | None = None,
         ) -> httpx2.AsyncClient:
-            return self._client(on_fault)
+            return self._client(verify, on_fault)
 
         async with sse_client(self.url, httpx_client_factory=factory) as streams:
             yield streams
 
-    def _client(self, on_fault: OnFault) -> httpx2.AsyncClient:
+    def _client(self, verify: ssl.SSLContext, on_fault: OnFault) -> httpx2.AsyncClient:
         proxy = proxy_for(self.proxy, httpx2.URL(self.url))
         pool = httpx2.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=4)
-        inner = httpx2.AsyncHTTPTransport(trust_env=False, limits=pool, proxy=proxy)
+        inner = httpx2.AsyncHTTPTransport(verify, trust_env=False, limits=pool, proxy=proxy)
         transport = BoundedTransport(
             inner, self.limits.max_result_bytes, self.limits.connect_timeout_secs, guard=self.guard, target=self.target,
             session_stream=self.faults_are_final, on_fault=on_fault,
