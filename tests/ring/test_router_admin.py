@@ -1,92 +1,18 @@
-"""The workers API, draining, dead workers, breakers and routing headers, through a whole gateway."""
+"""The workers API, draining, dead workers, breakers and retries, through a whole gateway."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sys
 import uuid
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from typing import Any
 
 import httpx
 import pytest
-from gateway import ROOT, Gateway, free_port, gateway
-from sim_worker import VOCABULARY, worker
+from gateway import Gateway, free_port, gateway
+from router_calls import add, code_of, engine_process, metric, run, served_by, until, workers
+from sim_worker import worker
 
-from smg.simengine.core import SimEngine, SimOptions
-from smg.simengine.grpc.front import GrpcFront
+from smg.simengine.core import SimOptions
 from smg.simengine.script import Failure, Output, Script
-
-LIMIT = 100.0
-
-
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(asyncio.wait_for(test(), LIMIT))
-
-
-@asynccontextmanager
-async def engine_process(*options: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """A sim engine in a process of its own, so that it can die."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "smg", "sim-engine", "--kind", "vllm", "--model-name", "sim", *options,
-        cwd=ROOT, stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
-    assert process.stdout is not None
-    line = (await asyncio.wait_for(process.stdout.readline(), 30)).decode()
-    try:
-        yield process, line.split("url=")[1].strip()
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        await process.wait()
-
-
-async def until(condition: Callable[[], Awaitable[bool]], limit: float = 30.0) -> None:
-    async with asyncio.timeout(limit):
-        while not await condition():
-            await asyncio.sleep(0.02)
-
-
-async def workers(gw: Gateway) -> dict[str, Any]:
-    """Worker objects by URL."""
-    return {entry["url"]: entry for entry in (await gw.http.get("/workers")).json()["workers"]}
-
-
-async def add(gw: Gateway, url: str, **fields: Any) -> str:
-    """Register a worker and wait until it is ready; its id."""
-    answer = await gw.http.post("/workers", json={"url": url} | fields)
-    assert answer.status_code == 202, answer.text
-    location = answer.headers["location"]
-
-    async def ready() -> bool:
-        return bool((await gw.http.get(location)).json()["status"] == "ready")
-
-    await until(ready)
-    return str(answer.json()["worker_id"])
-
-
-async def served_by(gw: Gateway, count: int, **fields: Any) -> Counter[str]:
-    """Answers per worker, ``(status, error code)`` for others; requests one after the other."""
-    seen: Counter[Any] = Counter()
-    for _ in range(count):
-        answer = await gw.chat(max_tokens=1, **fields)
-        seen[answer.headers.get("x-smg-routed-worker-id") or (answer.status_code, code_of(answer))] += 1
-    return seen
-
-
-def code_of(answer: httpx.Response) -> str:
-    return str(answer.json()["error"]["code"])
-
-
-async def metric(gw: Gateway, name: str) -> dict[str, float]:
-    """Values of one series by its label part."""
-    async with httpx.AsyncClient() as client:
-        text = (await client.get(f"http://127.0.0.1:{gw.metrics_port}/metrics")).text
-    lines = (line.rpartition(" ") for line in text.splitlines() if line.startswith(name))
-    return {head[len(name) :]: float(value) for head, _, value in lines if head[len(name)] in "{ "}
 
 
 def test_workers_api() -> None:
@@ -412,117 +338,6 @@ def test_data_parallel_ranks_are_workers() -> None:
             assert await served_by(gw, 3) == {url: 3}
 
     run(test)
-
-
-@asynccontextmanager
-async def named_worker(model: str) -> AsyncIterator[str]:
-    engine = SimEngine(VOCABULARY)
-    front = GrpcFront(engine, "vllm", model)
-    port = await front.start("127.0.0.1", 0)
-    steps = asyncio.create_task(engine.run())
-    try:
-        yield f"grpc://127.0.0.1:{port}"
-    finally:
-        await front.stop()
-        steps.cancel()
-
-
-def test_several_models_and_several_cards() -> None:
-    async def test() -> None:
-        async with (
-            named_worker("alpha") as first,
-            named_worker("beta") as second,
-            gateway(first, second, flags=("--enable-igw",)) as gw,
-        ):
-            models = {model["id"] for model in (await gw.http.get("/v1/models")).json()["data"]}
-            assert models == {"alpha", "beta"}
-            assert await served_by(gw, 3, model="alpha") == {first: 3}
-            assert await served_by(gw, 3, model="beta") == {second: 3}
-            assert await served_by(gw, 1, model="gamma") == {(404, "model_not_found"): 1}
-            answer = await gw.chat(model="gamma")
-            assert answer.status_code == 404
-            async with named_worker("base") as third:
-                await add(gw, third, models=[{"id": "one", "aliases": ["uno"]}, {"id": "two"}])
-                for model in ("one", "two", "uno"):
-                    assert await served_by(gw, 1, model=model) == {third: 1}, model
-            sizes = await metric(gw, "smg_worker_pool_size")
-            assert sum(sizes.values()) == 4.0
-
-    run(test)
-
-
-def test_routing_headers() -> None:
-    async def test() -> None:
-        async with worker("vllm") as (_one, first), worker("vllm") as (_two, second):
-            urls = [first, second]
-            async with gateway(*urls, flags=("--policy", "consistent_hashing")) as gw:
-
-                async def chosen(headers: dict[str, str]) -> str:
-                    body = {"model": "sim", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-                    answer = await gw.http.post("/v1/chat/completions", json=body, headers=headers)
-                    return answer.headers.get("x-smg-routed-worker-id") or f"{answer.status_code} {code_of(answer)}"
-
-                homes = {key: await chosen({"x-smg-routing-key": key}) for key in "abcdefgh"}
-                assert set(homes.values()) == set(urls)
-                assert {key: await chosen({"x-smg-routing-key": key}) for key in "abcdefgh"} == homes
-                targets = [await chosen({"x-smg-target-worker": str(index)}) for index in range(3)]
-                assert sorted(targets[:2]) == sorted(urls)
-                assert targets[2] == "503 no_available_workers"
-                assert await chosen({"x-smg-target-worker": "first"}) == "503 no_available_workers"
-            flags = (
-                "--policy",
-                "round_robin",
-                "--routing-key-override",
-                "--routing-key-headers",
-                "X-Session",
-                "x-user",
-            )
-            async with gateway(*urls, flags=flags) as gw:
-                assert len({await chosen({}) for _ in range(4)}) == 2
-                for headers in ({"x-session": "s"}, {"x-user": "u"}):
-                    assert len({await chosen(headers) for _ in range(4)}) == 1
-                assert len({await chosen({"x-smg-routing-key": "k"}) for _ in range(4)}) == 2
-                turns = [await gw.chat(rid=f"conv_t{turn}", max_tokens=1) for turn in range(4)]
-                assert len({answer.headers["x-smg-routed-worker-id"] for answer in turns}) == 1
-                sources = await metric(gw, "smg_routing_key_source_total")
-                assert sources == {'{source="header"}': 8.0, '{source="rid"}': 4.0}
-
-    run(test)
-
-
-def test_cache_aware_routing_follows_the_prefix() -> None:
-    async def test() -> None:
-        async with worker("vllm") as (_, first), worker("vllm") as (_, second), gateway(first, second) as gw:
-            homes = {}
-            for topic in ("whales", "bread", "rivers", "moons", "trains", "glass"):
-                text = f"Tell me about {topic}. " * 20
-                homes[topic] = {await routed(gw, text + f"Part {part}?") for part in range(4)}
-            assert all(len(home) == 1 for home in homes.values()), homes
-            branches = await metric(gw, "smg_cache_aware_policy_branch_total")
-            assert branches['{branch="tree_match"}'] >= 18.0
-
-    run(test)
-
-
-def test_prompts_of_a_batch_are_spread() -> None:
-    async def test() -> None:
-        flags = ("--disable-load-monitoring",)
-        async with (
-            worker("vllm") as (_, first),
-            worker("vllm") as (_, second),
-            gateway(first, second, flags=flags) as gw,
-        ):
-            body = {"model": "sim", "prompt": ["one", "two", "three", "four"], "max_tokens": 1}
-            assert (await gw.http.post("/v1/completions", json=body)).status_code == 200
-            sent = await metric(gw, "smg_worker_requests_total")
-            assert sorted(sent.values()) == [2.0, 2.0]
-            assert await metric(gw, "smg_engine_load_polls_total") == {}
-
-    run(test)
-
-
-async def routed(gw: Gateway, text: str) -> str:
-    return str((await gw.chat(text, max_tokens=1)).headers["x-smg-routed-worker-id"])
 
 
 def test_a_restarted_router_knows_its_workers() -> None:
