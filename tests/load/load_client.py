@@ -31,13 +31,16 @@ _TEXT = (
 
 
 class Totals:
-    """What was seen in the measured window. Times in seconds; ``gaps`` holds one entry per token behind the first of
-    its stream, 0 for tokens that came in the same read."""
+    """What was seen in the measured window. Times in seconds; ``gaps`` holds one entry per event behind the first of
+    its stream, 0 for events that came in the same read. An event may carry several tokens: how many there are on
+    average is known from the requests that ended in the window."""
 
     def __init__(self) -> None:
         self.measuring = False
         self.requests = 0
-        self.tokens = 0
+        self.events = 0
+        self.ended_events = 0
+        self.ended_tokens = 0
         self.errors = 0
         self.first = array("d")
         self.gaps = array("d")
@@ -45,9 +48,10 @@ class Totals:
         self.wrong_length = 0
 
     def report(self, seconds: float) -> dict[str, float]:
+        tokens_per_event = self.ended_tokens / self.ended_events if self.ended_events else 1.0
         found: dict[str, float] = {
-            "seconds": seconds, "requests": self.requests, "tokens": self.tokens, "errors": self.errors,
-            "wrong_length": self.wrong_length,
+            "seconds": seconds, "requests": self.requests, "events": self.events,
+            "tokens": self.events * tokens_per_event, "errors": self.errors, "wrong_length": self.wrong_length,
         }  # fmt: skip
         for name, values in (("ttft", self.first), ("gap", self.gaps), ("e2e", self.whole)):
             ordered = sorted(values)
@@ -85,16 +89,16 @@ class Stream(asyncio.Protocol):
         fresh = (self.carry + data).count(_CONTENT)
         before = max(0, self.events - 1)
         self.events += fresh
-        tokens = max(0, self.events - 1) - before
-        if tokens and totals.measuring:
-            totals.tokens += tokens
+        new = max(0, self.events - 1) - before
+        if new and totals.measuring:
+            totals.events += new
             if before == 0:
                 totals.first.append(now - self.begun)
             else:
                 totals.gaps.append(now - self.last)
-            if tokens > 1:
-                totals.gaps.extend([0.0] * (tokens - 1))
-        if tokens:
+            if new > 1:
+                totals.gaps.extend([0.0] * (new - 1))
+        if new:
             self.last = now
         self.carry = data[-_CARRY:]
         if data.endswith(_LAST_CHUNK):
@@ -106,8 +110,10 @@ class Stream(asyncio.Protocol):
             totals.requests += 1
             totals.whole.append(now - self.begun)
             said = _COMPLETION_TOKENS.search(data)
-            if said is None or int(said[1]) != self.requests.max_tokens:
-                totals.wrong_length += 1
+            tokens = int(said[1]) if said is not None else 0
+            totals.ended_tokens += tokens
+            totals.ended_events += self.events - 1
+            totals.wrong_length += tokens != self.requests.max_tokens
         self.send()
 
     def fail(self) -> None:
