@@ -216,9 +216,8 @@ def show(result: Result) -> None:
     tokens, requests = max(1.0, load["tokens"]), max(1.0, load["requests"])
     print(f"  {load['requests'] / seconds:.0f} requests/s, {load['tokens'] / seconds:.0f} output tokens/s")
     print(f"  TTFT p50 {load['ttft_p50_ms']:.1f} ms, p99 {load['ttft_p99_ms']:.1f} ms")
-    print(
-        f"  {tokens / max(1.0, load['events']):.2f} tokens per event; between the events of a stream p50 {load['gap_p50_ms']:.1f} ms, p99 {load['gap_p99_ms']:.1f} ms"
-    )
+    print(f"  inter-token p50 {load['gap_p50_ms']:.1f} ms, p99 {load['gap_p99_ms']:.1f} ms", end="")
+    print(f" ({tokens / max(1.0, load['events']):.2f} tokens per event)")
     if load["errors"] or load["wrong_length"]:
         print(f"  {load['errors']:.0f} errors, {load['wrong_length']:.0f} answers of another length than asked for")
     print(f"  {'CPU':14}{'cores':>8}{'µs/request':>12}{'µs/token':>10}")
