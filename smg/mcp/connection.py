@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from smg import __version__
 from smg.mcp.base import ToolError, ToolResult
 from smg.mcp.endpoints import Endpoint
+from smg.mcp.sieve import Sieve
 from smg.mcp.transport import SESSION_GONE_CODE, UNREACHABLE_CODE
 
 __all__ = ["Connection", "ConnectionFailedError"]
@@ -143,7 +144,7 @@ class Connection:
             async with asyncio.timeout(self.limits.connect_timeout_secs) as limit:
                 async with (
                     endpoint.open(on_fault) as (read, write),
-                    ClientSession(read, write, message_handler=self._on_message, client_info=_CLIENT) as session,
+                    ClientSession(Sieve(read), write, message_handler=self._on_message, client_info=_CLIENT) as session,
                 ):
                     await self._handshake(session, stop)
                     limit.reschedule(None)
@@ -225,7 +226,13 @@ class Connection:
                     self._tools_until = time.monotonic() + self._tool_ttl
                     self._tools = await self._list(session)
                     break
-                except (MCPError, ValidationError, ConnectionFailedError, TimeoutError) as fault:
+                except (
+                    MCPError,
+                    ValidationError,
+                    ConnectionFailedError,
+                    TimeoutError,
+                    orjson.JSONEncodeError,
+                ) as fault:
                     self._tools_until = 0.0
                     if not self._lost(fault) or attempt == 2:
                         raise ConnectionFailedError(_fault_text(fault, self._fault)) from None

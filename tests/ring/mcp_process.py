@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import ssl
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -51,7 +52,7 @@ async def mcp_server(transport: str, *words: str, port: int = 0) -> AsyncIterato
 
 
 @asynccontextmanager
-async def raw_server(answer: Answer, host: str = "127.0.0.1") -> AsyncIterator[int]:
+async def raw_server(answer: Answer, host: str = "127.0.0.1", tls: ssl.SSLContext | None = None) -> AsyncIterator[int]:
     """A TCP server that reads HTTP requests and lets ``answer`` write whatever it likes; yields its port."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -65,7 +66,7 @@ async def raw_server(answer: Answer, host: str = "127.0.0.1") -> AsyncIterator[i
                 await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(serve, host, 0)
+    server = await asyncio.start_server(serve, host, 0, ssl=tls)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
