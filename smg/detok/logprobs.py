@@ -7,10 +7,12 @@ string never appear, and a character that spans tokens brings the entries of all
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
+from math import isnan
 from typing import Any, NamedTuple
 
 from smg.engines.base import TokenLogprobs
-from smg.vocab.decode import DecodeTable
+from smg.vocab.decode import DecodeTable, IncrementalDecoder
 
 
 class Entry(NamedTuple):
@@ -69,18 +71,49 @@ def chat_entries(entries: Sequence[Entry], table: DecodeTable, alternatives: int
 
 def completion_logprobs(entries: Sequence[Entry], table: DecodeTable, alternatives: int, base: int) -> dict[str, Any]:
     """The logprobs object of the completions API; ``base``: where the choice's text begins in what the client sees."""
-
-    def text(token_id: int) -> str:
-        raw = table.token_bytes(token_id)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-    tops = [{text(token_id): logprob for token_id, logprob in entry.top[:alternatives]} for entry in entries]
+    tops = [_by_text(entry.top, table, alternatives) for entry in entries]
     return {
-        "tokens": [text(entry.token_id) for entry in entries],
+        "tokens": [_token_text(table, entry.token_id) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
         "top_logprobs": tops if alternatives else None,
         "text_offset": [base + entry.start for entry in entries],
     }
+
+
+def prompt_logprobs(source: TokenLogprobs, table: DecodeTable, alternatives: int) -> dict[str, Any]:
+    """The same for the tokens of an echoed prompt. The first has nothing it could depend on: its values are null."""
+    decoder = IncrementalDecoder(table)
+    offsets, position = [], 0
+    for token_id in source.token_ids:
+        offsets.append(position)
+        position += len(decoder.feed((token_id,)))
+    values = [None if isnan(value) else value for value in source.logprobs]
+    tops = [
+        None if value is None else _by_text(top, table, alternatives)
+        for value, top in zip_longest(values, source.top[: len(values)], fillvalue=())
+    ]
+    return {
+        "tokens": [_token_text(table, token_id) for token_id in source.token_ids],
+        "token_logprobs": values,
+        "top_logprobs": tops if alternatives else None,
+        "text_offset": offsets,
+    }
+
+
+def joined_logprobs(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Two logprobs objects of the completions API as one."""
+    if first is None or second is None:
+        return first or second
+    return {name: None if values is None else values + second[name] for name, values in first.items()}
+
+
+def _token_text(table: DecodeTable, token_id: int) -> str:
+    raw = table.token_bytes(token_id)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _by_text(top: Sequence[tuple[int, float]], table: DecodeTable, alternatives: int) -> dict[str, float]:
+    return {_token_text(table, token_id): logprob for token_id, logprob in top[:alternatives]}

@@ -76,6 +76,33 @@ def test_logprobs(openai_client: OpenAI, lenient_client: OpenAI, model: str) -> 
     assert streamed == logprobs.tokens
 
 
+@pytest.mark.parametrize("choices", [1, 2])
+def test_logprobs_of_an_echoed_prompt(lenient_client: OpenAI, model: str, choices: int) -> None:
+    request: dict[str, Any] = {
+        "model": model, "prompt": "Grüße in winter", "max_tokens": 3, "logprobs": 2, "echo": True, "n": choices,
+        "seed": 1,
+    }  # fmt: skip
+    # The clients' types do not know that the first token has no value.
+    whole = lenient_client.completions.create(**request)
+    assert whole.usage is not None
+    for choice in whole.choices:
+        logprobs = choice.logprobs
+        assert logprobs is not None and logprobs.tokens is not None and logprobs.token_logprobs is not None
+        assert len(logprobs.tokens) == whole.usage.prompt_tokens + 3
+        assert logprobs.token_logprobs[0] is None
+        assert all(value < 0 for value in logprobs.token_logprobs[1:])
+        assert logprobs.top_logprobs is not None and logprobs.text_offset is not None
+        assert logprobs.top_logprobs[0] is None
+        assert all(len(top) == 2 for top in logprobs.top_logprobs[1:])
+        for token, offset in zip(logprobs.tokens, logprobs.text_offset, strict=True):
+            assert choice.text[offset:].startswith(token)
+    streamed: dict[int, list[str]] = {}
+    for chunk in lenient_client.completions.create(stream=True, **request):
+        for choice in chunk.choices:
+            streamed.setdefault(choice.index, []).extend((choice.logprobs.tokens or []) if choice.logprobs else [])
+    assert streamed == {choice.index: choice.logprobs.tokens for choice in whole.choices if choice.logprobs}
+
+
 def test_stop_and_usage_of_a_stream(openai_client: OpenAI, lenient_client: OpenAI, model: str) -> None:
     request: dict[str, Any] = {"model": model, "prompt": "Say the alphabet", "stop": ["gamma"]}
     whole = openai_client.completions.create(**request)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smg.detok.choice import Choice
-from smg.detok.logprobs import completion_logprobs
+from smg.detok.logprobs import completion_logprobs, joined_logprobs, prompt_logprobs
 from smg.detok.render.base import DONE, Output, json_bytes, uint32_list
 from smg.detok.usage import Usage
 from smg.engines.base import TokenLogprobs
@@ -16,13 +16,6 @@ from smg.vocab.decode import DecodeTable
 
 def _text(events: Sequence[ParserEvent]) -> str:
     return "".join(event.text for event in events if type(event) is ContentDelta)
-
-
-def _logprobs(choice: Choice, table: DecodeTable, plan: GenerationPlan, base: int, *, all_left: bool) -> Any:
-    if choice.logprobs is None:
-        return None
-    entries = choice.logprobs.take(all_left=all_left)
-    return completion_logprobs(entries, table, plan.response.logprobs or 0, base) if entries else None
 
 
 class _Shared:
@@ -40,6 +33,24 @@ class _Shared:
 
     def echoed(self, choice: Choice) -> str:
         return (self.part(choice).text or "") if self.echo else ""
+
+    def logprobs(self, choice: Choice, *, first: bool, all_left: bool) -> dict[str, Any] | None:
+        """What is due of the choice's logprobs; ``first``: those of the echoed prompt in front."""
+        if choice.logprobs is None:
+            return None
+        alternatives = self.plan.response.logprobs or 0
+        entries = choice.logprobs.take(all_left=all_left)
+        output = None
+        if entries:
+            output = completion_logprobs(entries, self.table, alternatives, len(self.echoed(choice)))
+        if not (first and self.echo):
+            return output
+        n = self.plan.response.n
+        begin = choice.index // n * n
+        # Some engines report the prompt once for all choices.
+        reported = (other.prompt_logprobs for other in (choice, *self.choices[begin : begin + n]))
+        source = next((found for found in reported if found is not None), None)
+        return output if source is None else joined_logprobs(prompt_logprobs(source, self.table, alternatives), output)
 
 
 class CompletionStream(_Shared):
@@ -69,13 +80,14 @@ class CompletionStream(_Shared):
         text = _text(events)
         if self.plan.response.return_token_ids:
             self._new_ids[choice.index] += token_ids
-        if not self._begun[choice.index] and (text or choice.finish_reason is not None):
+        first = not self._begun[choice.index] and bool(text or choice.finish_reason is not None)
+        if first:
             self._begun[choice.index] = True
             text = self.echoed(choice) + text
         if text:
-            self._chunk(choice, text, None)
+            self._chunk(choice, text, None, first=first)
 
-    def _chunk(self, choice: Choice, text: str, reason: str | None) -> None:
+    def _chunk(self, choice: Choice, text: str, reason: str | None, *, first: bool = False) -> None:
         if self._plain and reason is None:
             body = b'{"text":' + json_bytes(text) + b',"index":%d,"finish_reason":null}' % choice.index
             self._out.append(self._head + body + self._tail + b"}\n\n")
@@ -83,8 +95,7 @@ class CompletionStream(_Shared):
         shown: dict[str, Any] = {"text": text, "index": choice.index}
         if self.plan.response.logprobs is not None:
             all_left = reason is not None and not choice.stop_string_matched
-            base = len(self.echoed(choice))
-            shown["logprobs"] = _logprobs(choice, self.table, self.plan, base, all_left=all_left)
+            shown["logprobs"] = self.logprobs(choice, first=first, all_left=all_left)
         shown["finish_reason"] = reason
         if reason is not None:
             stop = choice.matched_stop
@@ -181,7 +192,7 @@ class CompletionAnswer(_Shared):
         }
         if self.plan.response.logprobs is not None and not self.plan.response.options.get("hide_logprobs"):
             all_left = not choice.stop_string_matched
-            shown["logprobs"] = _logprobs(choice, self.table, self.plan, len(echoed), all_left=all_left)
+            shown["logprobs"] = self.logprobs(choice, first=True, all_left=all_left)
         shown["finish_reason"] = choice.finish_reason
         if choice.matched_stop is not None:
             shown["matched_stop"] = choice.matched_stop
