@@ -10,7 +10,7 @@ install:         ## the project with what development needs, into the current en
 	$(PYTHON) -m pip install -e '.[dev]'
 
 serve:           ## gateway and embedded engine on http://127.0.0.1:8080, no GPU, no download
-	$(PYTHON) -m smg serve --backend sim
+	$(PYTHON) -m smg serve --backend sim --router-reasoning-parser qwen3 --router-tool-call-parser qwen
 
 test:            ## the whole test suite
 	$(PYTHON) -m pytest $(PYTEST_ARGS)
@@ -25,7 +25,7 @@ format:          ## format in place
 	$(PYTHON) -m ruff format .
 
 bench:           ## benchmarks that need nothing but this checkout
-	@for script in tests/load/bench_*.py; do echo "== $$script"; $(PYTHON) $$script || exit 1; done
+	@for script in tests/load/bench_*.py; do echo "== $$script"; PYTHONPATH=. $(PYTHON) $$script || exit 1; done
 
 proto:           ## regenerate the protobuf modules of the worker protocols
 	$(PYTHON) scripts/gen_proto.py
