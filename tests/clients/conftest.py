@@ -97,7 +97,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with ExitStack() as stack:
         workers = []
         for kind, model in (("vllm", VLLM_MODEL), ("sglang", SGLANG_MODEL)):
-            words = ("sim-engine", "--kind", kind, "--model-name", model, "--script", str(script))
+            words = ("sim-engine", "--kind", kind, "--model-name", model, "--script", str(script), "--step-ms", "2")
             line = stack.enter_context(running(*words, until="sim-engine ready"))
             workers.append(line.rpartition("url=")[2])
         stack.enter_context(

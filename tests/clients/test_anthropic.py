@@ -69,7 +69,7 @@ def test_create_and_stream(anthropic_client: Anthropic, model: str) -> None:
 def test_text_stream(anthropic_client: Anthropic, model: str) -> None:
     with anthropic_client.messages.stream(model=model, messages=user("Say the alphabet"), max_tokens=99) as stream:
         pieces = list(stream.text_stream)
-    assert len(pieces) > 2
+    assert len(pieces) > 1
     assert "".join(pieces) == "alpha beta gamma delta epsilon"
 
 

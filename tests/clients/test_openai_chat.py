@@ -90,7 +90,7 @@ def test_stream_chunks(openai_client: OpenAI, model: str) -> None:
     )
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert len(chunks) > 10
+    assert len(chunks) > 5
     text = "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
     assert text == whole.choices[0].message.content
     assert [chunk.usage for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
@@ -108,7 +108,7 @@ def test_running_usage(openai_client: OpenAI) -> None:
         stream_options={"include_usage": True}, extra_body={"stream_options": {"continuous_usage_stats": True}},
     )  # fmt: skip
     counts = [chunk.usage.completion_tokens for chunk in stream if chunk.usage]
-    assert len(counts) > 3
+    assert len(counts) > 1
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
 
