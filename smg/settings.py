@@ -110,7 +110,7 @@ class Settings(LaterSettings, frozen=True, kw_only=True):
     drain_delay_secs: Annotated[float, _procs("time between the end of readiness and the closing of the listener")] = (
         0.0
     )
-    grpc_transport: Annotated[str, _procs("gRPC client towards workers", choices=("grpcio", "lean"))] = "grpcio"
+    grpc_transport: Annotated[str, _procs("gRPC client towards workers", choices=("grpcio", "lean"))] = "lean"
     tool_constraint: Annotated[
         str,
         _procs(

@@ -354,17 +354,20 @@ def test_nobody_listens_and_then_somebody(run: Run) -> None:
 
 def test_lost_connections(run: Run) -> None:
     async def test() -> None:
-        async with serving(Service()) as (_, port), relayed(port) as relay:
-            async with connected(f"grpc://127.0.0.1:{relay.port}") as transport:
-                calls = [call(transport, "forever")[0] for _ in range(3)]
-                for heard in calls:
-                    await heard.first.wait()
-                relay.cut()
-                for heard in calls:
-                    await heard.closed.wait()
-                    assert (heard.codes, heard.messages) == (["UNAVAILABLE"], [b"first"])
-                assert (await answer(transport, "forever", b"0")).ends == 1
-                assert relay.connections == 2
+        async with (
+            serving(Service()) as (_, port),
+            relayed(port) as relay,
+            connected(f"grpc://127.0.0.1:{relay.port}") as transport,
+        ):
+            calls = [call(transport, "forever")[0] for _ in range(3)]
+            for heard in calls:
+                await heard.first.wait()
+            relay.cut()
+            for heard in calls:
+                await heard.closed.wait()
+                assert (heard.codes, heard.messages) == (["UNAVAILABLE"], [b"first"])
+            assert (await answer(transport, "forever", b"0")).ends == 1
+            assert relay.connections == 2
 
     run(test)
 
@@ -372,25 +375,28 @@ def test_lost_connections(run: Run) -> None:
 def test_a_stopping_worker_ends_its_streams_and_gets_no_new_ones(run: Run) -> None:
     async def test() -> None:
         old, new = Service(), Service()
-        async with serving(old) as (server, port), serving(new) as (_, new_port), relayed(port) as relay:
-            async with connected(f"grpc://127.0.0.1:{relay.port}") as transport:
-                running, _ = call(transport, "forever", b"0.5")
-                cut_short, _ = call(transport, "forever")
-                await running.first.wait()
-                await cut_short.first.wait()
-                relay.target = new_port
-                stopping = asyncio.create_task(server.stop(1.0))
-                while not new.peers:  # until the worker's goodbye has been read
-                    heard = await answer(transport, "forever", b"0")
-                    assert heard.ends or heard.codes[0] in ("UNAVAILABLE", "CANCELLED")
-                assert not running.closed.is_set()
-                await running.closed.wait()
-                assert (running.messages, running.ends) == ([b"first", b"last"], 1)
-                await cut_short.closed.wait()
-                assert len(cut_short.codes) == 1
-                assert cut_short.codes[0] in ("UNAVAILABLE", "CANCELLED")
-                await stopping
-                assert relay.connections == 2
+        async with (
+            serving(old) as (server, port),
+            serving(new) as (_, new_port),
+            relayed(port) as relay,
+            connected(f"grpc://127.0.0.1:{relay.port}") as transport,
+        ):
+            running, _ = call(transport, "forever", b"0.5")
+            cut_short, _ = call(transport, "forever")
+            await running.first.wait()
+            await cut_short.first.wait()
+            relay.target = new_port
+            stopping = asyncio.create_task(server.stop(1.0))
+            while not new.peers:  # until the worker's goodbye has been read
+                heard = await answer(transport, "forever", b"0")
+                assert heard.ends or heard.codes[0] in ("UNAVAILABLE", "CANCELLED")
+            await running.closed.wait()
+            assert (running.messages, running.ends) == ([b"first", b"last"], 1)
+            await cut_short.closed.wait()
+            assert len(cut_short.codes) == 1
+            assert cut_short.codes[0] in ("UNAVAILABLE", "CANCELLED")
+            await stopping
+            assert relay.connections == 2
 
     run(test)
 
@@ -480,18 +486,21 @@ def test_silence_is_no_death(run: Run) -> None:
 
 def test_a_dead_worker_is_found(run: Run) -> None:
     async def test() -> None:
-        async with serving(Service()) as (_, port), relayed(port) as relay:
-            async with connected(f"grpc://127.0.0.1:{relay.port}", keepalive=0.1) as transport:
-                heard, _ = call(transport, "forever")
-                await heard.first.wait()
-                relay.frozen = True
-                began = time.monotonic()
-                await heard.closed.wait()
-                assert heard.codes == ["UNAVAILABLE"]
-                assert "does not answer" in heard.errors[0].message
-                assert time.monotonic() - began < 2
-                relay.frozen = False
-                assert (await answer(transport, "forever", b"0")).ends == 1
+        async with (
+            serving(Service()) as (_, port),
+            relayed(port) as relay,
+            connected(f"grpc://127.0.0.1:{relay.port}", keepalive=0.1) as transport,
+        ):
+            heard, _ = call(transport, "forever")
+            await heard.first.wait()
+            relay.frozen = True
+            began = time.monotonic()
+            await heard.closed.wait()
+            assert heard.codes == ["UNAVAILABLE"]
+            assert "does not answer" in heard.errors[0].message
+            assert time.monotonic() - began < 2
+            relay.frozen = False
+            assert (await answer(transport, "forever", b"0")).ends == 1
 
     run(test)
 
@@ -509,9 +518,11 @@ def test_ipv6(run: Run) -> None:
                 probe.bind(("::1", 0))
         except OSError:
             pytest.skip("no IPv6 loopback here")
-        async with serving(Service(), address="[::1]:0") as (_, port):
-            async with connected(f"grpc://[::1]:{port}") as transport:
-                assert (await answer(transport, "forever", b"0")).ends == 1
+        async with (
+            serving(Service(), address="[::1]:0") as (_, port),
+            connected(f"grpc://[::1]:{port}") as transport,
+        ):
+            assert (await answer(transport, "forever", b"0")).ends == 1
 
     run(test)
 
@@ -566,10 +577,14 @@ def test_tls_without_http2(run: Run, self_signed: tuple[bytes, bytes, Path]) -> 
     run(test)
 
 
-def test_unusable_certificates() -> None:
-    for tls in (TlsOptions(ca=b"no pem"), TlsOptions(ca=b"\xff"), TlsOptions(certificate=b"no", key=b"pem")):
-        with pytest.raises(ValueError, match="unusable TLS certificates"):
-            LeanTransport("grpcs://localhost:1", tls)
+def test_unusable_certificates(run: Run) -> None:
+    async def test() -> None:
+        for tls in (TlsOptions(ca=b"no pem"), TlsOptions(ca=b"\xff"), TlsOptions(certificate=b"no", key=b"pem")):
+            async with connected("grpcs://localhost:1", tls) as transport:
+                (error,) = (await answer(transport, "digest")).errors
+                assert (error.code, "unusable TLS certificates" in error.message) == ("UNAVAILABLE", True)
+
+    run(test)
 
 
 # ---- as the transport of a worker's client

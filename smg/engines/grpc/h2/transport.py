@@ -36,7 +36,7 @@ class LeanTransport:
 
     ``url`` is a ``grpc://`` or ``grpcs://`` URL. ``keepalive`` in seconds: a silent connection with open calls is found
     dead after two to three times that. ``max_message`` in bytes bounds one answer message: the call of a larger one
-    fails with RESOURCE_EXHAUSTED. Raises ``ValueError`` for another URL or unusable certificates.
+    fails with RESOURCE_EXHAUSTED. Raises ``ValueError`` for another URL. With unusable certificates every call fails.
     """
 
     def __init__(
@@ -51,7 +51,8 @@ class LeanTransport:
         self.target = target_of(url)
         parts = urlsplit(url)
         self.host, self.port = parts.hostname or "", parts.port or DEFAULT_PORTS[parts.scheme]
-        self.ssl = ssl_context(tls or TlsOptions()) if parts.scheme == "grpcs" else None
+        self._tls = (tls or TlsOptions()) if parts.scheme == "grpcs" else None
+        self._ssl: ssl.SSLContext | None = None
         self.keepalive = keepalive
         self.connect_timeout = connect_timeout
         self.max_message = max_message
@@ -74,7 +75,7 @@ class LeanTransport:
         loop = asyncio.get_running_loop()
         block = self._blocks.get(path)
         if block is None:
-            block = self._blocks[path] = request_block("https" if self.ssl else "http", self.target, path)
+            block = self._blocks[path] = request_block("https" if self._tls else "http", self.target, path)
         if timeout is not None:
             block += timeout_field(timeout)
         stream = _Stream(block, request, on_message, on_end, on_error)
@@ -87,6 +88,12 @@ class LeanTransport:
             stream.timer = loop.call_later(max(timeout, 0.0), stream.expire)
         self.place(stream)
         return stream
+
+    def encryption(self) -> ssl.SSLContext | None:
+        """What connections are opened with. Raises ``ValueError`` for unusable certificates."""
+        if self._tls is not None and self._ssl is None:
+            self._ssl = ssl_context(self._tls)
+        return self._ssl
 
     def place(self, stream: _Stream) -> None:
         """Give ``stream`` to a connection that takes calls."""
@@ -239,12 +246,11 @@ class _Connection(asyncio.Protocol):
 
     async def _dial(self) -> None:
         owner = self._owner
-        name = owner.host if owner.ssl else None
         try:
-            await self._loop.create_connection(
-                lambda: self, owner.host, owner.port, ssl=owner.ssl, server_hostname=name
-            )
-        except (OSError, UnicodeError) as error:
+            tls = owner.encryption()
+            name = owner.host if tls else None
+            await self._loop.create_connection(lambda: self, owner.host, owner.port, ssl=tls, server_hostname=name)
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._give_up(f"failed to connect to worker {owner.target}: {reason}")
 
