@@ -116,8 +116,8 @@ class DetokProcess(ChildProcess):
 
     def _on_detach(self, message: EngineDetach) -> None:
         client = self.clients.pop((message.url, message.kind), None)
-        if client is not None:
-            self.spawn(client.close(), f"detach {message.url}")
+        if isinstance(client, ZmqWorkerClient):
+            client.detach()
 
     def _on_engine_call(self, message: EngineCall) -> None:
         client = self.client(WorkerRef(message.url, message.kind, "zmq"))

@@ -187,6 +187,8 @@ class Run:
             if any(c.stop_string_matched for c in sink.choices) and sink.call is not None:
                 sink.call.abort()
             self._report(sink, "success")
+        elif not sink.done and sink.call is not None and choice.stop_string_matched:
+            sink.call.abort_choice(choice.index - sink.choices[0].index)
         if all(s.done for s in self.sinks):
             self._answer()
         elif self.renderer.streaming and not self.dirty:

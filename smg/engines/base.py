@@ -151,6 +151,10 @@ class Call(Protocol):
     def abort(self) -> None:
         """Stop the generation in the engine at once; the sink is not called again. Idempotent."""
 
+    def abort_choice(self, index: int) -> None:
+        """One choice needs no more tokens, the others go on. Stops it where the engine runs choices as requests of
+        their own, else does nothing; the sink must expect more deltas of it."""
+
 
 class RequestCodec(Protocol):
     """Pure translation for one engine kind (tokenizer pool side)."""

@@ -137,13 +137,12 @@ def test_a_stop_string_of_one_choice_frees_its_engine_request_while_the_others_g
         script = Script([Output(text="one ##STOP## " + "x " * 400), Output(text="two " * 400)])
         async with zmq_worker(options=SimOptions(step_ms=4), script=script) as worker, zmq_gateway(worker) as gw:
             body = chat_body(stop="##STOP##", max_tokens=300, n=2, stream=True)
-            async with gw.http.stream("POST", CHAT, json=body) as response:
-                lines = response.aiter_lines()
-                async for line in lines:
-                    if '"matched_stop":"##STOP##"' in line or '"finish_reason":"stop"' in line:
-                        break
-                await until(lambda: worker.engines[0].aborted == 1, 1.0)
-                assert worker.running == 1
+            request = asyncio.create_task(stream(gw, CHAT, body))
+            await until(lambda: worker.engines[0].aborted == 1)
+            assert worker.running == 1
+            chunks = await request
+            assert text_of(chunks, 0) == "one "
+            assert len(text_of(chunks, 1)) > 400
 
     run(test)
 

@@ -122,6 +122,9 @@ class GrpcCall:
         else:
             handle.cancel()
 
+    def abort_choice(self, index: int) -> None:
+        """Nothing: the engine runs all choices as one request."""
+
     def _on_message(self, payload: bytes) -> None:
         if not self._open:
             return

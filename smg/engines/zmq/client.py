@@ -196,6 +196,10 @@ class ZmqWorkerClient:
 
     async def close(self) -> None:
         """Close the sockets; running calls end without a word to their sinks, and in the engine."""
+        self.detach()
+
+    def detach(self) -> None:
+        """The same, at once."""
         for child in list(self.children.values()):
             child.call.abort()
         self._close_sockets()
@@ -315,11 +319,11 @@ class ZmqWorkerClient:
             self._abort(rank, [child.name for child in running])
 
     def _abort(self, rank: Rank, names: Sequence[str]) -> None:
+        if not rank.up or rank.input is None or not rank.input.send(ABORT, self._wire.abort(names)):
+            return
         if len(self._gone) > MAX_REMEMBERED:
             self._gone.clear()  # a late token of an id forgotten here costs one more abort
         self._gone.update(dict.fromkeys(names))
-        if rank.up and rank.input is not None:
-            rank.input.send(ABORT, self._wire.abort(names))
 
     def stray(self, names: Sequence[str], engine: int) -> None:
         """Tokens for requests nobody here knows: late ones of aborted requests, or those of a process before us."""
