@@ -29,6 +29,7 @@ from smg.ipc import Inbox, Links, peer_address
 from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready, RingMessage
 from smg.settings import Settings
 from smg.telemetry.logs import setup_logging
+from smg.telemetry.metrics import ProcessMetrics
 
 log = logging.getLogger("smg.process")
 
@@ -128,6 +129,7 @@ class ChildProcess:
         self.inbox = Inbox(self.context, address, self.on_message)
         loop.add_reader(self.control.fileno(), self._read_control)
         detail = await self.start()
+        self.spawn(ProcessMetrics(self.role).watch_loop(), "loop delay")
         gc.collect()
         gc.freeze()
         self.control.send(Ready(self.role, self.index, self.generation, detail))

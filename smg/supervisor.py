@@ -33,6 +33,9 @@ from smg.listeners import bind_listeners, inherited, publish
 from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready
 from smg.process import MAX_CONTROL_BYTES, ChildProcess, ControlChannel, run_child
 from smg.settings import Settings
+from smg.telemetry.exposition import mark_process_dead
+from smg.telemetry.metrics import SupervisorMetrics
+from smg.telemetry.series import configure
 
 log = logging.getLogger("smg.supervisor")
 
@@ -67,6 +70,7 @@ class Supervisor:
         self.settings = settings
         self.run_dir = run_dir
         self.children = [Child(role, index, cls) for role, count, cls in _ring(settings) for index in range(count)]
+        self.metrics = SupervisorMetrics(sorted({child.role for child in self.children}))
         self.selector = selectors.DefaultSelector()
         self.signals = 0
         self.exit_status = 0
@@ -175,6 +179,8 @@ class Supervisor:
                 child.idle = True
 
     def _announce(self) -> None:
+        for role in {child.role for child in self.children}:
+            self.metrics.running.set(sum(child.ready for child in self.children if child.role == role), role)
         table = PeerTable([self._peer(child) for child in self.children if child.ready])
         for child in self.children:
             if child.control is not None:
@@ -208,6 +214,7 @@ class Supervisor:
 
     def _on_exit(self, child: Child, status: int) -> None:
         self._drop_control(child)
+        mark_process_dead(child.pid, str(self.run_dir / "metrics"))  # type: ignore[no-untyped-call]
         address = self._peer(child).address.removeprefix("ipc://")
         with contextlib.suppress(FileNotFoundError):
             os.unlink(address)
@@ -219,6 +226,7 @@ class Supervisor:
         delay = min(BACKOFF_LIMIT_SECS, BACKOFF_FIRST_SECS * 2 ** (child.failures - 1))
         child.restart_at = time.monotonic() + delay
         cause = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+        self.metrics.restarts.inc(child.role)
         log.warning("%s %d (pid %d) ended with %s, restart in %.1f s", child.role, child.index, pid, cause, delay)
         self._announce()
 
@@ -241,7 +249,7 @@ class Supervisor:
                 self.exit_status = 128 + number
 
     def _end_children(self) -> None:
-        """Close every control channel (children then stop by themselves), kill what is left, remove the run directory."""
+        """Close every control channel (children then stop by themselves), kill what is left."""
         if self.signals > 1:
             self._kill(signal.SIGKILL)
         for child in self.children:
@@ -300,6 +308,7 @@ def run(settings: Settings) -> int:
         metrics_dir.mkdir(mode=0o700)
         # prometheus_client decides about multiprocess mode when it is first imported.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+        configure(settings.prometheus_duration_buckets)
         publish(listeners)
         return Supervisor(settings, run_dir).run()
     finally:

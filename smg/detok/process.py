@@ -131,7 +131,7 @@ class DetokProcess(ChildProcess):
 
     def _on_dispatch(self, message: Dispatch) -> None:
         plan = _decode_plan(message.plan)
-        self.to_frontend(message.frontend, Owner(message.seq, self.index))
+        self.links.send_lazily("frontend", message.frontend, Owner(message.seq, self.index))
         clash = next((part.engine_id for part in plan.parts if part.engine_id in self._engine_ids), None)
         if clash is not None:
             self._refuse(message, plan, "duplicate_request_id", f"a request with id '{clash}' is running", 400)
@@ -190,7 +190,7 @@ class DetokProcess(ChildProcess):
         if isinstance(message, Redispatch):
             self.links.deliver("router", 0, message)
         else:
-            self.links.send("router", 0, message)  # a restarted router hears of the load as a whole
+            self.links.send_lazily("router", 0, message)  # a restarted router hears of the load as a whole
 
     def write(self, run: Run) -> None:
         if not self._dirty:

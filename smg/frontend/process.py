@@ -242,6 +242,7 @@ class FrontendProcess(ChildProcess):
                     self.links.send("detok", owner, Abort(exchange.seq, self.index))
             elif silence and exchange.state == STREAMING and now - exchange.last_write >= silence:
                 exchange.keepalive(keepalive_frame(exchange.path), now)
+        self.metrics.inflight_ages(now - exchange.received for exchange in self.exchanges.values())
         self._sweep_timer = self.loop.call_later(SWEEP_SECS, self._sweep)
 
 

@@ -18,7 +18,6 @@ from smg.models.prompt import PromptError
 from smg.models.registry import Selection
 from smg.models.structural import after_thought
 
-
 VLLM_KINDS = frozenset(("vllm", "vllm-zmq"))
 
 

@@ -373,4 +373,5 @@ def start_failed(endpoint: str, code: str, reason: str) -> ApiError:
     """The answer when the last attempt failed with this gRPC status."""
     what = "embedding" if endpoint in ("embeddings", "classify") else "generation"
     status = http_status(code)
-    return ApiError(status, f"start_{what}_failed", f"Failed to start {what}: {reason}", gateway=True)
+    headers = (("retry-after", "1"),) if status == 503 else ()
+    return ApiError(status, f"start_{what}_failed", f"Failed to start {what}: {reason}", gateway=True, headers=headers)

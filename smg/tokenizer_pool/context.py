@@ -9,6 +9,7 @@ from pathlib import Path
 
 from smg.api.context import Flags
 from smg.api.errors import ApiError, refused
+from smg.api.plan import Codec
 from smg.engines.base import Constraint
 from smg.engines.grpc.codecs import CODECS
 from smg.engines.zmq.codecs import ZMQ_CODECS
@@ -38,7 +39,7 @@ class PoolContext:
             settings.block_size,
             tuple(name.lower() for name in settings.routing_key_headers or ()) or Flags().routing_key_headers,
         )
-        self.codecs = {**CODECS, **ZMQ_CODECS}
+        self.codecs: dict[str, Codec] = {**CODECS, **ZMQ_CODECS}
         self._settings = settings
         self._run_dir = run_dir
         self._metrics = metrics
