@@ -34,6 +34,8 @@ from smg.telemetry.metrics import ProcessMetrics
 log = logging.getLogger("smg.process")
 
 MAX_CONTROL_BYTES = 256 * 1024
+# Requests make many short-lived containers and next to no cycles: the defaults look for those far too often.
+GC_THRESHOLDS = (20_000, 20, 100)
 
 _encode_control = msgspec.msgpack.Encoder().encode
 _decode_control = msgspec.msgpack.Decoder(ControlMessage).decode
@@ -132,6 +134,7 @@ class ChildProcess:
         self.spawn(ProcessMetrics(self.role).watch_loop(), "loop delay")
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
         self.control.send(Ready(self.role, self.index, self.generation, detail))
         await self._stopped.wait()
         loop.remove_reader(self.control.fileno())
