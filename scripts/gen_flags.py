@@ -70,6 +70,8 @@ def shown(option: FlagOption, field: Any) -> str:
         return ""
     if value is False:
         return "off"
+    if value == sys.executable:
+        return "the interpreter that runs the gateway"
     return "on" if value is True else f"`{value}`"
 
 
