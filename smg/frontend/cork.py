@@ -27,12 +27,13 @@ class CorkedTransport:
         self._parts.append(data)
 
     def flush(self) -> None:
-        """Send what was written so far."""
+        """Send what was written so far, unless the client has left meanwhile."""
         parts = self._parts
         if parts:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
-            self.inner.write(data)
+            if not self.inner.is_closing():
+                self.inner.write(data)
 
     def close(self) -> None:
         self.flush()

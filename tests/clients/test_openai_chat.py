@@ -39,8 +39,9 @@ def user(text: str) -> list[ChatCompletionMessageParam]:
 
 
 def essence(completion: ChatCompletion) -> dict[str, Any]:
-    """What two answers to one request have in common: call ids are each answer's own, and blanks between a thought and
-    a call are content in a stream and none in a whole answer."""
+    """What two answers to one request have in common: call ids are each answer's own, the second request finds
+    its prompt in the engine's cache, and blanks between a thought and a call are content in a stream and none in a
+    whole answer."""
     choices = []
     for choice in completion.choices:
         message = choice.message.model_dump()
@@ -55,7 +56,10 @@ def essence(completion: ChatCompletion) -> dict[str, Any]:
                 "logprobs": choice.logprobs,
             }
         )
-    return {"model": completion.model, "choices": choices, "usage": completion.usage}
+    usage = completion.usage
+    assert usage is not None and usage.completion_tokens_details is not None
+    counts = (usage.prompt_tokens, usage.completion_tokens, usage.completion_tokens_details.reasoning_tokens)
+    return {"model": completion.model, "choices": choices, "usage": counts}
 
 
 def both(client: OpenAI, **request: Any) -> tuple[ChatCompletion, ChatCompletion]:
