@@ -274,7 +274,8 @@ class DetokLoad(Message, frozen=True, tag="dload"):
 class EngineAttach(Message, frozen=True, tag="eattach"):
     """router -> detok: hold the data sockets of a ZMQ worker, as its client number ``client``. Sent again when more is
     known. ``ranks`` engines belong to it; ``lockstep``: they step together. ``adopt``: an engine that has handshaken
-    before may be running already. ``context_length`` and ``vocab_size`` 0 = unknown."""
+    before may be running already, and ``orphans`` are client numbers of that time that nobody has now: this process
+    stops what still comes for them. ``context_length`` and ``vocab_size`` 0 = unknown."""
 
     url: str
     kind: str
@@ -284,6 +285,7 @@ class EngineAttach(Message, frozen=True, tag="eattach"):
     lockstep: bool = False
     context_length: int = 0
     vocab_size: int = 0
+    orphans: list[int] = []
 
 
 class EngineDetach(Message, frozen=True, tag="edetach"):

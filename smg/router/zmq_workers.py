@@ -114,6 +114,7 @@ class ZmqAdmin:
         self._hub = hub
         self._home = zlib.crc32(worker.url.encode()) % settings.detok_procs
         self._clients = settings.detok_procs
+        self._orphans: list[int] = []
         self._files: ModelFiles | None = None
         self._vocab_size = 0
         self._told: EngineAttach | None = None
@@ -192,6 +193,7 @@ class ZmqAdmin:
             return
         if saved.kind != self.engine or set(saved.ranks) != set(range(len(self.ranks))):
             return
+        self._orphans = list(range(self._clients, saved.clients))
         self._clients = min(saved.clients, self._clients)
         for number, ready in saved.ranks.items():
             self.ranks[number].ready = ready
@@ -263,6 +265,7 @@ class ZmqAdmin:
             lockstep=any(ready.lockstep for ready in known),
             context_length=min((ready.max_model_len for ready in known), default=0),
             vocab_size=self._vocab_size,
+            orphans=[] if client else self._orphans,
         )
 
     def _tell(self) -> None:

@@ -83,7 +83,7 @@ class ZmqWorkerClient:
         self.unreadable_in_a_row = 0
         self._wire = wire_for(kind, self)
         self._host = host
-        self._output: OutputSocket | None = None
+        self._outputs: list[OutputSocket] = []
         self._facts: EngineAttach | None = None
         self._adopting: set[int] = set()
         self._names = map("{:x}".format, itertools.count())
@@ -108,7 +108,9 @@ class ZmqWorkerClient:
         path = path_of(self.url)
         self._adopting = set(range(facts.ranks)) if facts.adopt else set()
         try:
-            self._output = OutputSocket(self._host.context, output_path(path, self.number), self._wire.on_message)
+            for number in (self.number, *facts.orphans):
+                name = output_path(path, number)
+                self._outputs.append(OutputSocket(self._host.context, name, self._wire.on_message))
             for number in range(facts.ranks):
                 rank = Rank(number)
                 rank.input = self._open_input(path, rank)
@@ -158,8 +160,8 @@ class ZmqWorkerClient:
 
     def _lost(self, rank: Rank, reason: str) -> None:
         """The engine is gone. What it sent before comes first."""
-        if self._output is not None:
-            self._output.drain()
+        for output in self._outputs:
+            output.drain()
         self._adopting.discard(rank.number)
         if not rank.up:
             return
@@ -211,9 +213,9 @@ class ZmqWorkerClient:
             if rank.input is not None:
                 rank.input.close()
         self.ranks.clear()
-        if self._output is not None:
-            self._output.close()
-            self._output = None
+        for output in self._outputs:
+            output.close()
+        self._outputs.clear()
 
     # Generations ----------------------------------------------------------------------------------
 

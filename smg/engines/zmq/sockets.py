@@ -18,6 +18,8 @@ from smg.engines.zmq.handshake import SOCKET_OPTIONS
 
 _MESSAGES_PER_TURN = 64
 _ZERO_COPY_BYTES = 65536
+# How long the aborts that were sent last may take to leave.
+LAST_WORD_MS = 300
 _EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -146,7 +148,7 @@ class InputSocket:
             for fd in self._fds:
                 self._loop.remove_reader(fd)
             self._socket.disable_monitor()
-            self._socket.close(0)
+            self._socket.close(LAST_WORD_MS)
             remove_stale(self._name)
 
 
