@@ -26,9 +26,9 @@ class Choice:
 
     __slots__ = (
         "_by_token", "_decoder", "_end_ids", "_id_offset", "_id_style", "_keep", "_parser", "_stop", "cached_tokens",
-        "completion_tokens", "ended_by_gateway", "engine_reasoning_tokens", "finish_reason", "hidden_states", "index",
-        "keep_token_ids", "last", "logprobs", "matched_stop", "pending", "prompt_logprobs", "prompt_tokens",
-        "spec_accepted", "spec_draft", "started", "stop_token_ids", "token_ids", "tokens_seen",
+        "completion_tokens", "cut_short", "ended_by_gateway", "engine_reasoning_tokens", "finish_reason",
+        "hidden_states", "index", "keep_token_ids", "last", "logprobs", "matched_stop", "pending", "prompt_logprobs",
+        "prompt_tokens", "spec_accepted", "spec_draft", "started", "stop_token_ids", "token_ids", "tokens_seen",
     )  # fmt: skip
 
     def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
@@ -53,6 +53,7 @@ class Choice:
         self.finish_reason: str | None = None
         self.matched_stop: str | int | None = None
         self.ended_by_gateway = False
+        self.cut_short = False
         self.tokens_seen = 0
         self.completion_tokens = 0
         self.prompt_tokens = 0
@@ -173,7 +174,8 @@ class Choice:
         return self.flush()
 
     def end_by_gateway(self) -> list[ParserEvent]:
-        """The gateway ended the choice (stop string): nothing more is expected of the engine."""
+        """The gateway ended the choice (stop string) before the engine did: nothing more is expected of the engine."""
+        self.cut_short = True
         self.finish_reason = "stop"
         return self.flush()
 

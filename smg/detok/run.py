@@ -184,10 +184,10 @@ class Run:
         self.renderer.on_choice_end(choice)
         if not sink.done and all(c.finish_reason is not None for c in sink.choices):
             sink.done = True
-            if any(c.stop_string_matched for c in sink.choices) and sink.call is not None:
+            if any(c.cut_short for c in sink.choices) and sink.call is not None:
                 sink.call.abort()
             self._report(sink, "success")
-        elif not sink.done and sink.call is not None and choice.stop_string_matched:
+        elif not sink.done and sink.call is not None and choice.cut_short:
             sink.call.abort_choice(choice.index - sink.choices[0].index)
         if all(s.done for s in self.sinks):
             self._answer()

@@ -28,7 +28,7 @@ class Usage:
         for choice in choices:
             prompt = max(prompt, choice.prompt_tokens)
             cached = max(cached, choice.cached_tokens)
-            if choice.stop_string_matched:
+            if choice.cut_short:
                 self.completion += max(choice.completion_tokens, choice.tokens_seen)
             else:
                 self.completion += choice.completion_tokens or choice.tokens_seen
