@@ -191,11 +191,9 @@ class VllmDecoder:
         token_ids = chunk.token_ids[:]
         delta = Delta(index, token_ids)
         totals = self._totals
-        before = totals.get(index, 0)
-        delta.completion_tokens = totals[index] = before + len(token_ids)
-        if not before:
-            delta.prompt_tokens = chunk.prompt_tokens
-            delta.cached_tokens = chunk.cached_tokens
+        delta.completion_tokens = totals[index] = totals.get(index, 0) + len(token_ids)
+        delta.prompt_tokens = chunk.prompt_tokens
+        delta.cached_tokens = chunk.cached_tokens
         if chunk.HasField("output_logprobs"):
             delta.logprobs = base.output_logprobs(chunk.output_logprobs)
         if self._first:
