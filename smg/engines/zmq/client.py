@@ -306,8 +306,12 @@ class ZmqWorkerClient:
 
     def settled(self, call: ZmqCall) -> None:
         """All of the call's requests have ended."""
-        if call.rank is not None:
-            call.rank.calls.discard(call)
+        rank = call.rank
+        if rank is not None:
+            rank.calls.discard(call)
+            if not rank.calls:
+                # An engine that has nothing left to do after an abort makes no step that would say so.
+                self.loaded(rank.number, 0, 0, rank.kv_usage)
 
     def drop(self, call: ZmqCall, children: Sequence[Child], *, abort: bool = True) -> None:
         """Stop requests; what still comes of them is thrown away."""
