@@ -30,7 +30,7 @@ from smg.messages import Peer, RingMessage
 MAX_IPC_PATH = 107
 _FRAMES_PER_TURN = 64
 _ZERO_COPY_BYTES = 65536
-_LAZY_SECS = 0.01
+_LAZY_SECS = 0.002
 _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 _encode = msgspec.msgpack.Encoder().encode
