@@ -118,7 +118,9 @@ class Settings(LaterSettings, frozen=True, kw_only=True):
         ),
     ] = "auto"
     trust_control_tokens: Annotated[bool, _procs("let message text spell the model's control tokens")] = False
-    migration_limit: Annotated[int, _procs("times a started stream may move to another worker; 0 = never")] = 3
+    migration_limit: Annotated[
+        int, group("Processes", "later")("times a started stream may move to another worker; 0 = never")
+    ] = 3
     stream_buffer_bytes: Annotated[int, _procs("bytes that may wait for one slow client")] = 8 * 1024 * 1024
     run_dir: Annotated[str | None, _procs("directory for the gateway's private socket directory")] = None
 
