@@ -108,5 +108,9 @@ class ToolHost(Protocol):
     def hosted_types(self) -> frozenset[str]:
         """Hosted tool types that a configured server answers."""
 
+    @property
+    def waiting_for(self) -> list[str]:
+        """Names of required servers that were never connected: the process is not ready yet."""
+
     async def close(self) -> None:
         """Close all connections."""

@@ -34,6 +34,7 @@ MAX_BACKOFF_SECS = 60.0
 MAX_PAGES = 64
 MAX_INVENTORY_BYTES = 4 * 1024 * 1024
 MAX_FAULT_CHARS = 500
+BAD_GATEWAY = 502
 CLOSE_SECS = 2.0
 # What the streamable transport says of an error status without a JSON-RPC error in its body.
 _NO_MCP_ANSWER = "Server returned an error response"
@@ -234,7 +235,7 @@ class Connection:
                     orjson.JSONEncodeError,
                 ) as fault:
                     self._tools_until = 0.0
-                    if not self._lost(fault) or attempt == 2:
+                    if not self._lost(fault, unreachable=True) or attempt == 2:
                         raise ConnectionFailedError(_fault_text(fault, self._fault)) from None
         return self._tools
 
@@ -276,7 +277,7 @@ class Connection:
                     mcp_types.CallToolRequest(params=params), mcp_types.CallToolResult, progress_callback=_ignore
                 )
             except ConnectionFailedError as fault:
-                return _failed("http", str(fault))
+                return _failed("http", str(fault), BAD_GATEWAY)
             except ValidationError:
                 return _failed("protocol", "the server's answer is no tool result")
             except MCPError as fault:
@@ -291,7 +292,9 @@ class Connection:
             self._tools_until = 0.0
         lost = fault.code == mcp_types.CONNECTION_CLOSED and self._endpoint.faults_are_final
         if lost or fault.code in (UNREACHABLE_CODE, SESSION_GONE_CODE) or fault.message.startswith(_BROKEN_ANSWERS):
-            return _failed("http", _fault_text(fault, self._fault if lost else ""), fault.code)
+            self._tools_until = 0.0
+            self._on_change()  # whoever keeps the connection finds out now whether the server is still there
+            return _failed("http", _fault_text(fault, self._fault if lost else ""), BAD_GATEWAY)
         return _failed("protocol", fault.message[:MAX_FAULT_CHARS], fault.code)
 
     def _result(self, result: mcp_types.CallToolResult) -> ToolResult:
@@ -301,10 +304,14 @@ class Connection:
         text = "\n".join(block.text for block in result.content if isinstance(block, mcp_types.TextContent))
         return ToolResult(content=content, error=ToolError(kind="tool", message=text))
 
-    def _lost(self, fault: Exception) -> bool:
-        """Whether the fault means that the session is gone; if so it is given up."""
+    def _lost(self, fault: Exception, *, unreachable: bool = False) -> bool:
+        """Whether the fault means that the session is gone; if so it is given up. ``unreachable``: a server that does
+        not answer counts as gone too; otherwise other calls of the session may still get their answers."""
         if not isinstance(fault, MCPError):
             return False
+        if unreachable and fault.code == UNREACHABLE_CODE:
+            self.drop()
+            return True
         gone = fault.code == mcp_types.CONNECTION_CLOSED and self._endpoint.faults_are_final
         if gone or fault.code == SESSION_GONE_CODE or fault.message == _NO_MCP_ANSWER:
             self.drop()

@@ -109,6 +109,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
                 return await self._inner.handle_async_request(request)
             except (httpx2.ConnectError, httpx2.ConnectTimeout):
                 if index == last:
+                    self._pinned = []  # it may have moved: ask, and check, again next time
                     raise
             finally:
                 request.url = url

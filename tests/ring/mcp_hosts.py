@@ -79,3 +79,8 @@ async def refusal(running: McpHost, *servers: ServerRequest) -> ApiError:
     with pytest.raises(ApiError) as fault:
         await running.connect(servers, [])
     return fault.value
+
+
+def connected(running: McpHost) -> int:
+    """Configured servers that are connected."""
+    return sum(static.connection.connected for static in running._statics.values())

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_hosts import CALL, LOCAL, call, host, named, run, stdio, text, tools_of
+from mcp_hosts import CALL, LOCAL, call, connected, host, named, run, stdio, text, tools_of
 from mcp_process import SERVER, mcp_server, start_server
 
 from smg.mcp.base import ServerRequest, ToolInfo
@@ -150,6 +150,24 @@ def test_servers_are_connected_at_start_and_after_a_loss(tmp_path: Path) -> None
                 while running.waiting_for:
                     await asyncio.sleep(0.02)
                 assert len((await tools_of(running, LOCAL)).servers[0].tools) > 5
+
+    run(test())
+
+
+def test_a_server_that_is_gone_is_noticed_by_a_call(tmp_path: Path) -> None:
+    async def test() -> None:
+        server = await start_server("streamable")
+        async with host(tmp_path, {"name": "local", "protocol": "streamable", "url": server.url}) as running:
+            tools = await tools_of(running, LOCAL)
+            assert connected(running) == 1
+            await server.kill()
+            assert (await call(tools, "echo", text="x")).error is not None
+            while connected(running):
+                await asyncio.sleep(0.01)
+            async with mcp_server("streamable", port=server.port):
+                while not connected(running):  # nobody asks for it
+                    await asyncio.sleep(0.02)
+                assert await text(tools, "echo", text="x") == "x"
 
     run(test())
 
