@@ -24,10 +24,13 @@ from smg.frontend.http import (
     choose_request_id,
 )  # fmt: skip
 from smg.frontend.info import InfoRoutes
+from smg.frontend.sessions.conversations import ConversationRoutes
+from smg.frontend.sessions.routes import ResponseRoutes
 from smg.messages import AdminCall, StreamStart
 
 if TYPE_CHECKING:
     from smg.frontend.process import FrontendProcess
+    from smg.frontend.sessions.manager import Sessions
 
 access_log = logging.getLogger("smg.access")
 
@@ -75,6 +78,7 @@ class App:
         self._forwarded = FORWARDED_HEADERS | {name.lower() for name in self.settings.routing_key_headers or ()}
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefix: list[tuple[str, dict[str, Route]]] = []
+        self._templates: dict[tuple[str, ...], dict[str, Route]] = {}
         self._build_routes()
 
     def _build_routes(self) -> None:
@@ -100,6 +104,11 @@ class App:
             ("GET", "HEAD", "PUT", "PATCH", "DELETE"), "/workers/", self._admin, ADMIN, "/workers/{worker_id}"
         )
         self._add_prefix(("GET", "HEAD", "DELETE"), "/v1/tokenizers/", self._admin, ADMIN, "/v1/tokenizers/{id}")
+
+    def add_sessions(self, sessions: Sessions) -> None:
+        """The routes of multi-turn sessions and their records."""
+        self._add_templates(ResponseRoutes(self, sessions).table(), frozenset(("/v1/responses",)))
+        self._add_templates(ConversationRoutes(self, sessions).table(), frozenset())
 
     def _add(self, methods: tuple[str, ...], path: str, handler: Handler, group: str, *, counted: bool = False) -> None:
         entry = self._exact.setdefault(path, {})
@@ -174,6 +183,26 @@ class App:
             metrics.admission_left(admission.inflight, admission.waiting)
         return request.error_code
 
+    def _add_templates(self, table: list[tuple[str, str, Handler]], counted: frozenset[str]) -> None:
+        """Routes with parameters in their path; ``counted`` paths take part in admission."""
+        for method, template, handler in table:
+            methods = ("GET", "HEAD") if method == "GET" else (method,)
+            if "{" not in template:
+                self._add(methods, template, handler, SERVING, counted=template in counted)
+                continue
+            entry = self._templates.setdefault(tuple(template.split("/")), {})
+            for name in methods:
+                entry[name] = Route(handler, SERVING, template)
+
+    def _find_template(self, path: str) -> dict[str, Route] | None:
+        parts = path.split("/")
+        for template, methods in self._templates.items():
+            if len(template) == len(parts) and all(
+                part if known.startswith("{") else part == known for known, part in zip(template, parts, strict=True)
+            ):
+                return methods
+        return None
+
     def _find(self, path: str, method: str) -> Route | list[str] | None:
         """The route, the list of methods the path takes, or None for an unknown path."""
         methods = self._exact.get(path)
@@ -183,7 +212,9 @@ class App:
                     methods = candidate
                     break
             else:
-                return None
+                methods = self._find_template(path)
+                if methods is None:
+                    return None
         return methods.get(method) or list(methods)
 
     async def _deny(self, request: Request, denied: Denied) -> str:
@@ -201,7 +232,7 @@ class App:
         status, headers, body = render_error(error, request.path, request.request_id)
         await request.respond(status, headers + (extra or []), body)
 
-    async def _body(self, request: Request) -> bytes:
+    async def read_body(self, request: Request) -> bytes:
         try:
             return await request.read_body(self.settings.max_payload_size)
         except BodyTooLargeError:
@@ -211,7 +242,7 @@ class App:
     # Data plane ----------------------------------------------------------------------------------
 
     async def _generate(self, request: Request) -> None:
-        await self._exchange(request, request.path, await self._body(request))
+        await self._exchange(request, request.path, await self.read_body(request))
 
     async def _tokenize(self, request: Request) -> None:
         """The short forms of the tokenizer routes."""
@@ -224,19 +255,23 @@ class App:
             raise ApiError(
                 503, "shutting_down", "the gateway is shutting down", gateway=True, headers=(("retry-after", "1"),)
             )
-        exchange = self._new_exchange(request, path, body)
+        exchange = self.new_exchange(request, path, body)
         try:
             self.process.submit(exchange)
-            await self._deliver(request, exchange)
+            await self.deliver(request, exchange)
         except BaseException:
             exchange.gone = exchange.gone or not exchange.done.done()
             raise
         finally:
             self.process.forget(exchange)
 
-    def _new_exchange(self, request: Request, path: str, body: bytes) -> Exchange:
+    def forwarded_headers(self, request: Request) -> dict[str, str]:
+        """The headers that the pool or the router act on."""
+        return {name: value for name, value in request.headers.items() if name in self._forwarded}
+
+    def new_exchange(self, request: Request, path: str, body: bytes) -> Exchange:
         now = time.time()
-        headers = {name: value for name, value in request.headers.items() if name in self._forwarded}
+        headers = self.forwarded_headers(request)
         timeout = self.settings.request_timeout_secs
         connection = request.connection
         exchange = Exchange(
@@ -249,7 +284,7 @@ class App:
                 exchange.client_gone()
         return exchange
 
-    async def _deliver(self, request: Request, exchange: Exchange) -> None:
+    async def deliver(self, request: Request, exchange: Exchange) -> None:
         head = await exchange.head
         if head is None:
             raise ClientGoneError
@@ -273,8 +308,8 @@ class App:
 
     async def _admin(self, request: Request) -> None:
         """The router answers."""
-        body = await self._body(request) if request.method in ("POST", "PUT", "PATCH") else b""
-        exchange = self._new_exchange(request, request.path, body)
+        body = await self.read_body(request) if request.method in ("POST", "PUT", "PATCH") else b""
+        exchange = self.new_exchange(request, request.path, body)
         query = request.scope["query_string"].decode("latin-1")
         method = "GET" if request.method == "HEAD" else request.method
         try:
@@ -282,6 +317,6 @@ class App:
                 exchange,
                 lambda seq: AdminCall(seq, self.process.index, method, request.path, query, body, request.request_id),
             )
-            await self._deliver(request, exchange)
+            await self.deliver(request, exchange)
         finally:
             self.process.forget(exchange)

@@ -42,7 +42,7 @@ class Authenticator:
 
     def __init__(self, settings: Settings) -> None:
         self._shared = _digest(settings.api_key) if settings.api_key else None
-        self._tenants = {_digest(key) for _tenant, key in settings.tenant_api_keys}
+        self._tenants = {_digest(key): tenant for tenant, key in settings.tenant_api_keys}
         self._control = {_digest(entry.key): entry.role for entry in settings.control_plane_api_keys}
 
     def check(self, group: str, method: str, authorization: str | None) -> Denied | None:
@@ -58,6 +58,11 @@ class Authenticator:
                 return None
         challenge = 'Bearer realm="data-plane"' + (', error="invalid_token"' if token is not None else "")
         return Denied(401, "Incorrect or missing API key", challenge)
+
+    def tenant(self, authorization: str | None) -> str:
+        """Whose records a request may see: the tenant of its key, "" for the shared key and for an open gateway."""
+        token = _bearer(authorization) if self._tenants else None
+        return self._tenants.get(_digest(token), "") if token is not None else ""
 
     def _check_control(self, method: str, authorization: str | None) -> Denied | None:
         token = _bearer(authorization)

@@ -20,6 +20,8 @@ from smg.frontend.admission import Admission
 from smg.frontend.app import App
 from smg.frontend.exchange import STREAMING, WAITING, Exchange
 from smg.frontend.server import HttpServer
+from smg.frontend.sessions.manager import Sessions
+from smg.frontend.sessions.turn import TurnExchange
 from smg.listeners import inherited
 from smg.messages import (
     Abort,
@@ -32,6 +34,8 @@ from smg.messages import (
     StreamEnd,
     StreamStart,
     Submit,
+    TurnEnd,
+    TurnEvents,
 )  # fmt: skip
 from smg.process import ChildProcess
 from smg.telemetry.metrics import FrontendMetrics
@@ -57,11 +61,16 @@ class FrontendProcess(ChildProcess):
         self._pool_load: dict[tuple[int, int], int] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
             Owner: self._on_owner, Reply: self._on_reply, StreamStart: self._on_start, StreamData: self._on_data,
-            StreamEnd: self._on_end, ModelTable: self._on_models,
+            StreamEnd: self._on_end, ModelTable: self._on_models, TurnEvents: self._on_turn_events,
+            TurnEnd: self._on_turn_end,
         }  # fmt: skip
         self.metrics = FrontendMetrics()
         self.admission = Admission(self.settings)
-        self.server = HttpServer(App(self), self.settings, self.metrics)
+        app = App(self)
+        self.sessions = Sessions(self)
+        await self.sessions.start()
+        app.add_sessions(self.sessions)
+        self.server = HttpServer(app, self.settings, self.metrics)
         self.loop = asyncio.get_running_loop()
         self._sweep_timer = self.loop.call_later(SWEEP_SECS, self._sweep)
         await self.server.start(inherited().api[self.index])
@@ -74,9 +83,11 @@ class FrontendProcess(ChildProcess):
         while self.admission.inflight or self.exchanges:
             pending = [exchange.done for exchange in self.exchanges.values()]
             await asyncio.wait([*pending, asyncio.ensure_future(asyncio.sleep(0.05))], return_when="FIRST_COMPLETED")
+        await self.sessions.drained()
 
     async def stop(self) -> None:
         self._sweep_timer.cancel()
+        await self.sessions.stop()
         self.server.close()
 
     # Out: to the ring ----------------------------------------------------------------------------
@@ -183,6 +194,16 @@ class FrontendProcess(ChildProcess):
         if exchange is not None:
             exchange.end(message.body, message.error_code)
 
+    def _on_turn_events(self, message: TurnEvents) -> None:
+        exchange = self.exchanges.get(message.seq)
+        if isinstance(exchange, TurnExchange):
+            exchange.events(message)
+
+    def _on_turn_end(self, message: TurnEnd) -> None:
+        exchange = self.exchanges.get(message.seq)
+        if isinstance(exchange, TurnExchange):
+            exchange.turn_end(message)
+
     def _on_models(self, message: ModelTable) -> None:
         self.models = message
 
@@ -215,6 +236,8 @@ class FrontendProcess(ChildProcess):
 
     def _resubmit(self, exchange: Exchange) -> None:
         self.exchanges.pop(exchange.seq, None)
+        if isinstance(exchange, TurnExchange):
+            exchange.renew()
         if exchange.tokenizer[0] < 0:
             self._fail(exchange, refused("service_unavailable", "the control plane restarted, try again", status=503))
         elif exchange.attempts >= MAX_SUBMISSIONS:

@@ -8,7 +8,7 @@ from smg.history.base import History
 from smg.history.memory import Bounds, MemoryHistory
 from smg.history.none import NoHistory
 from smg.history.sqlite import SqliteHistory
-from smg.settings import Settings
+from smg.settings import ConfigError, Settings
 
 DAY_SECS = 86400.0
 
@@ -17,8 +17,8 @@ def make_history(settings: Settings, run_dir: Path) -> History:
     """The backend of ``--history-backend``, not yet open.
 
     In-memory records must be the same for every HTTP process: with one of them they are in its memory, with several
-    in a database file of the gateway's private run directory, which is removed when the gateway ends. The database
-    drivers are imported here and nowhere else, so that only those who use them need them. Raises ``ConfigError``."""
+    in a database file of the gateway's private run directory, which is removed when the gateway ends. Raises
+    ``ConfigError`` for a backend that this version does not have."""
     backend = settings.history_backend
     if backend == "none":
         return NoHistory()
@@ -36,15 +36,4 @@ def make_history(settings: Settings, run_dir: Path) -> History:
     if backend == "sqlite":
         bounds = Bounds(retention=days * DAY_SECS if days > 0 else 0.0)
         return SqliteHistory(Path(settings.history_sqlite_path or ""), bounds, durable=True, shared=True)
-    if backend == "postgres":
-        from smg.history.postgres import PostgresHistory
-
-        return PostgresHistory(
-            settings.postgres_db_url or "", settings.postgres_pool_max, float(settings.postgres_op_timeout_secs)
-        )
-    from smg.history.redis import RedisHistory
-
-    return RedisHistory(
-        settings.redis_url or "", settings.redis_pool_max, settings.redis_retention_days,
-        float(settings.redis_op_timeout_secs),
-    )  # fmt: skip
+    raise ConfigError(f"--history-backend {backend} is not available in this version; use memory, sqlite or none")

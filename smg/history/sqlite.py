@@ -279,9 +279,7 @@ def _keep_newest(db: sqlite3.Connection, table: str, keep: int) -> None:
 
 
 def _count(db: sqlite3.Connection) -> int:
-    row = db.execute(
-        "SELECT (SELECT count(*) FROM items) + (SELECT coalesce(sum(items), 0) FROM responses)"
-    ).fetchone()
+    row = db.execute("SELECT (SELECT count(*) FROM items) + (SELECT coalesce(sum(items), 0) FROM responses)").fetchone()
     return int(row[0])
 
 

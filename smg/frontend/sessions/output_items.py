@@ -93,8 +93,8 @@ class TextItem(OpenItem):
 
 class Call:
     """A call while the model writes it, and a tool call until its result is there. ``kept`` is its output item, None
-    for calls that leave nothing in the output. ``tool`` is set for calls that the gateway runs; ``identity`` names the call in the
-    conversation. ``complete``: the model finished the arguments."""
+    for calls that leave nothing in the output. ``tool`` is set for calls that the gateway runs (``runs``);
+    ``identity`` names the call in the conversation. ``complete``: the model finished the arguments."""
 
     tool: ToolInfo | None = None
     kept: Item | None = None
@@ -116,6 +116,9 @@ class Call:
 
     def finish(self, result: ToolResult) -> None:
         """The result of a call that the gateway ran."""
+
+    def abandon(self) -> None:
+        """The call will not run, or not be waited for."""
 
 
 class DroppedCall(Call):
@@ -213,6 +216,11 @@ class McpCall(_StreamedCall):
         self.item["status"] = outcome
         self.writer.event(f"response.mcp_call.{outcome}", self.place)
         self.done()
+
+    def abandon(self) -> None:
+        if self.item["status"] == "in_progress":
+            self.item["status"] = "incomplete"
+            self.done()
 
 
 class ApprovalRequest(_ItemCall):
@@ -319,6 +327,11 @@ class HostedCall(_ItemCall):
         if result.error is None:
             self.writer.event(f"response.{self.item['type']}.completed", self.place)
         self.done()
+
+    def abandon(self) -> None:
+        if self.item["status"] == "in_progress":
+            self.item["status"] = "failed"
+            self.done()
 
 
 def arguments_of(text: str) -> dict[str, Any]:
