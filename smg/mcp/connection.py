@@ -36,10 +36,12 @@ MAX_INVENTORY_BYTES = 4 * 1024 * 1024
 MAX_FAULT_CHARS = 500
 BAD_GATEWAY = 502
 CLOSE_SECS = 2.0
+RETIRE_SECS = 5.0
 # What the streamable transport says of an error status without a JSON-RPC error in its body.
 _NO_MCP_ANSWER = "Server returned an error response"
 _NOT_FOUND = "Not Found"
-_BROKEN_ANSWERS = ("SSE stream ", "Failed to parse JSON response: ")
+_BROKEN_ANSWERS = ("SSE stream ", "Failed to parse JSON response: ", "Connection closed")
+_LIST_FAULTS = (MCPError, ValidationError, TimeoutError, orjson.JSONEncodeError)
 _CLIENT = mcp_types.Implementation(name="smg", version=__version__)
 
 
@@ -74,12 +76,14 @@ class Connection:
         self._refresh_on_error = refresh_on_error
         self._session: ClientSession | None = None
         self._task: asyncio.Task[None] | None = None
+        self._retired: dict[asyncio.Task[None], asyncio.Event] = {}
         self._stop = asyncio.Event()
         self._lock = asyncio.Lock()
         self._listing = asyncio.Lock()
         self._slots = asyncio.Semaphore(self.limits.max_concurrent_calls)
         self._tools: list[mcp_types.Tool] = []
         self._tools_until = 0.0
+        self._tool_changes = 0
         self._fault = ""
         self._not_understood = False
         self._failures = 0
@@ -186,28 +190,40 @@ class Connection:
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, mcp_types.ToolListChangedNotification):
+            self._tool_changes += 1
             self._tools_until = 0.0
 
-    def drop(self) -> None:
-        """Give the session up; the next use connects again."""
-        self._lose(self._stop)
-        self._stop.set()
+    def _drop(self) -> None:
+        """Give the session up; the next use connects again. Where each call has its own connection, those that are
+        still under way get a little time."""
+        task, stop = self._task, self._stop
+        self._lose(stop)
+        if task is None or self._endpoint.faults_are_final:
+            stop.set()
+            return
+        self._task = None
+        self._retired[task] = stop
+        task.add_done_callback(lambda done: self._retired.pop(done, None))
+        asyncio.get_running_loop().call_later(RETIRE_SECS, stop.set)
 
     async def close(self) -> None:
         """End the connection for good."""
         self.closed = True
-        self.drop()
-        await self._end_task()
+        self._lose(self._stop)
+        for stop in self._retired.values():
+            stop.set()
+        await self._end_task(*self._retired)
 
-    async def _end_task(self) -> None:
-        task = self._task
-        if task is None:
+    async def _end_task(self, *others: asyncio.Task[None]) -> None:
+        tasks = [task for task in (self._task, *others) if task is not None]
+        if not tasks:
             return
         self._stop.set()
-        done, _ = await asyncio.wait([task], timeout=CLOSE_SECS)
-        if not done:
+        _, pending = await asyncio.wait(tasks, timeout=CLOSE_SECS)
+        for task in pending:
             task.cancel()
-            await asyncio.wait([task])
+        if pending:
+            await asyncio.wait(pending)
         self._task = None
 
     # Use -----------------------------------------------------------------------------------------
@@ -222,21 +238,17 @@ class Connection:
                 return self._tools
             for attempt in (1, 2):
                 session = await self.session(patient=patient)
+                changes = self._tool_changes
                 try:
-                    # Set first: a change that is announced while the list is being read makes it stale again.
-                    self._tools_until = time.monotonic() + self._tool_ttl
                     self._tools = await self._list(session)
-                    break
-                except (
-                    MCPError,
-                    ValidationError,
-                    ConnectionFailedError,
-                    TimeoutError,
-                    orjson.JSONEncodeError,
-                ) as fault:
-                    self._tools_until = 0.0
-                    if not self._lost(fault, unreachable=True) or attempt == 2:
+                except _LIST_FAULTS as fault:
+                    if not self._lost(session, fault, unreachable=True) or attempt == 2:
                         raise ConnectionFailedError(_fault_text(fault, self._fault)) from None
+                else:
+                    # A change that was announced meanwhile may not be in the list yet.
+                    if changes == self._tool_changes and session is self._session:
+                        self._tools_until = time.monotonic() + self._tool_ttl
+                    break
         return self._tools
 
     async def _list(self, session: ClientSession) -> list[mcp_types.Tool]:
@@ -281,7 +293,7 @@ class Connection:
             except ValidationError:
                 return _failed("protocol", "the server's answer is no tool result")
             except MCPError as fault:
-                if self._lost(fault) and attempt == 1 and fault.code == SESSION_GONE_CODE:
+                if self._lost(session, fault) and attempt == 1 and fault.code == SESSION_GONE_CODE:
                     continue
                 return self._refused(fault)
             return self._result(result)
@@ -304,19 +316,19 @@ class Connection:
         text = "\n".join(block.text for block in result.content if isinstance(block, mcp_types.TextContent))
         return ToolResult(content=content, error=ToolError(kind="tool", message=text))
 
-    def _lost(self, fault: Exception, *, unreachable: bool = False) -> bool:
-        """Whether the fault means that the session is gone; if so it is given up. ``unreachable``: a server that does
-        not answer counts as gone too; otherwise other calls of the session may still get their answers."""
+    def _lost(self, session: ClientSession, fault: Exception, *, unreachable: bool = False) -> bool:
+        """Whether the fault means that ``session`` is gone; if so it is given up, unless another took its place.
+        ``unreachable``: a server that does not answer counts as gone; otherwise other calls of the session may still
+        get their answers."""
         if not isinstance(fault, MCPError):
             return False
-        if unreachable and fault.code == UNREACHABLE_CODE:
-            self.drop()
-            return True
-        gone = fault.code == mcp_types.CONNECTION_CLOSED and self._endpoint.faults_are_final
-        if gone or fault.code == SESSION_GONE_CODE or fault.message == _NO_MCP_ANSWER:
-            self.drop()
-            return True
-        return False
+        closed = fault.code == mcp_types.CONNECTION_CLOSED and self._endpoint.faults_are_final
+        silent = unreachable and fault.code == UNREACHABLE_CODE
+        if not (closed or silent or fault.code == SESSION_GONE_CODE or fault.message == _NO_MCP_ANSWER):
+            return False
+        if session is self._session:
+            self._drop()
+        return True
 
 
 async def _negotiate(session: ClientSession) -> None:

@@ -128,7 +128,7 @@ def reply(status: str, headers: dict[str, str], body: bytes = b"") -> bytes:
     return f"HTTP/1.1 {status}\r\n{head}\r\n".encode() + body
 
 
-async def speak_mcp(body: bytes, writer: asyncio.StreamWriter) -> None:
+async def speak_mcp(body: bytes, writer: asyncio.StreamWriter, headers: dict[str, str] | None = None) -> None:
     """Answer as a server with one tool, ``t``, would."""
     message = orjson.loads(body) if body else {}
     if message.get("method") == "initialize":
@@ -140,7 +140,7 @@ async def speak_mcp(body: bytes, writer: asyncio.StreamWriter) -> None:
         writer.write(reply("202 Accepted", {}))
         return
     answer = orjson.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
-    writer.write(reply("200 OK", {"content-type": "application/json"}, answer))
+    writer.write(reply("200 OK", {"content-type": "application/json", **(headers or {})}, answer))
 
 
 Misbehaviour = Callable[[Head, bytes, asyncio.StreamWriter], Awaitable[None]]
@@ -279,6 +279,61 @@ def test_a_label_that_a_client_chose_has_no_share_in_a_configured_servers_policy
             assert await text(await tools_of(running, LOCAL), "echo", text="x") == "x"
             denied = await call(await tools_of(running, by_url(server.url, "local")), "echo", text="x")
             assert denied.error is not None and denied.error.kind == "denied"
+
+    run(test())
+
+
+def test_requests_that_come_while_the_list_is_being_read_wait_for_it(tmp_path: Path) -> None:
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(head: Head, body: bytes, writer: asyncio.StreamWriter) -> None:
+        if b"tools/list" in body:
+            asked.set()
+            await go_on.wait()
+        await speak_mcp(body, writer)
+
+    async def test() -> None:
+        async with raw_server(slow) as port, host(tmp_path) as running:
+            server = by_url(f"http://127.0.0.1:{port}/mcp")
+            first = asyncio.create_task(tools_of(running, server))
+            await asked.wait()
+            second = asyncio.create_task(tools_of(running, server))
+            await asyncio.sleep(0)
+            go_on.set()
+            for tools in (await first, await second):
+                assert [tool.name for tool in tools.servers[0].tools] == ["t"]
+
+    run(test())
+
+
+def test_calls_of_a_forgotten_session_are_made_again_in_one_new_session(tmp_path: Path) -> None:
+    sessions: list[str] = []
+    waiting, again = asyncio.Barrier(4), asyncio.Barrier(4)
+
+    async def forgetful(head: Head, body: bytes, writer: asyncio.StreamWriter) -> None:
+        message = orjson.loads(body) if body else {}
+        session = head[2].get("mcp-session-id", "")
+        if message.get("method") == "initialize":
+            sessions.append(f"s{len(sessions)}")
+            await speak_mcp(body, writer, {"mcp-session-id": sessions[-1]})
+        elif message.get("method") == "tools/call" and session == "s0":
+            await waiting.wait()
+            writer.write(reply("404 Not Found", {}))
+        elif message.get("method") == "tools/call":
+            await again.wait()
+            result = {"content": [{"type": "text", "text": session}]}
+            answer = orjson.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result})
+            writer.write(reply("200 OK", {"content-type": "application/json"}, answer))
+        elif head[0] == "GET":
+            writer.write(reply("405 Method Not Allowed", {}))
+        else:
+            await speak_mcp(body, writer)
+
+    async def test() -> None:
+        async with raw_server(forgetful) as port, host(tmp_path) as running:
+            tools = await tools_of(running, by_url(f"http://127.0.0.1:{port}/mcp"))
+            assert await asyncio.gather(*(text(tools, "t") for _ in range(4))) == ["s1"] * 4
+            assert sessions == ["s0", "s1"]
 
     run(test())
 
