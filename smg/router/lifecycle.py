@@ -18,7 +18,7 @@ from smg.messages import TokenizerSource
 from smg.models.registry import ParserNames, check_override
 from smg.router.health import HealthRules, Watch
 from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
-from smg.router.zmq_workers import ZmqAdmin
+from smg.router.zmq_admin import ZmqAdmin
 
 if TYPE_CHECKING:
     from smg.router.process import RouterProcess
