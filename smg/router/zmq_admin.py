@@ -76,6 +76,7 @@ class ZmqAdmin:
         self._clients = settings.detok_procs
         self._orphans: list[int] = []
         self._files: ModelFiles | None = None
+        self._model_read = False
         self._vocab_size = 0
         self._told: EngineAttach | None = None
         self._saved: SavedState | None = None
@@ -95,7 +96,9 @@ class ZmqAdmin:
         """Facts of the worker once all its engines have registered. Raises ``EngineError`` (UNAVAILABLE) when that has
         not happened after ``timeout`` seconds, and ``ValueError`` or ``OSError`` when the sockets cannot be had."""
         if self._server is None:
-            await self._start()
+            self._start()
+        if not self._model_read:
+            await self._read_model()
         deadline = asyncio.get_running_loop().time() + timeout
         while not self._complete():
             left = deadline - asyncio.get_running_loop().time()
@@ -119,7 +122,7 @@ class ZmqAdmin:
     def _complete(self) -> bool:
         return all(rank.usable and rank.links for rank in self.ranks)
 
-    async def _start(self) -> None:
+    def _start(self) -> None:
         prepare_directory(self.path)
         try:
             self._server = HandshakeServer(
@@ -131,6 +134,12 @@ class ZmqAdmin:
             raise EngineError(
                 "UNAVAILABLE", f"cannot bind handshake address {self.address}{by}: {error.strerror}"
             ) from error
+        self._restore()
+        for detok in self._hub.detoks():
+            self.attach(detok)
+
+    async def _read_model(self) -> None:
+        """What the model's directory says and no engine does."""
         if self.model_path:
             try:
                 self._files = await asyncio.to_thread(load_model_dir, self.model_path)
@@ -138,9 +147,7 @@ class ZmqAdmin:
                 log.warning("worker %s: %s", self.url, error)
             else:
                 self._vocab_size = vocabulary_size(self._files.config)
-        self._restore()
-        for detok in self._hub.detoks():
-            self.attach(detok)
+        self._model_read = True
 
     def _restore(self) -> None:
         """Registrations of engines that an earlier gateway may have left running."""

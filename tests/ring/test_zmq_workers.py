@@ -6,23 +6,69 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
 import pytest
 from gateway import Gateway, alive
-from zmq_worker import sockets, zmq_gateway, zmq_worker
+from zmq_worker import ZmqWorker, sockets, zmq_gateway, zmq_worker
 
 from smg.simengine.core import SimOptions, synthetic_logprobs
 from smg.simengine.script import Failure, Output, Script
 
 LIMIT = 100.0
 CHAT = "/v1/chat/completions"
+SCRIPT = [
+    Output(match="be brief", text="Short and good."),
+    Output(match="stop soon", text="alpha beta ##STOP## " + "gamma delta epsilon zeta " * 100),
+    Output(match="break it", text="broken reply", error=Failure(at=1)),
+]
 
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), LIMIT))
+
+
+class Shared:
+    """A worker and a gateway that several tests use one after the other; the worker stands still in between."""
+
+    def __init__(self, kind: str, runner: asyncio.Runner, worker: ZmqWorker, gw: Gateway) -> None:
+        self.kind = kind
+        self.worker = worker
+        self.gw = gw
+        self._runner = runner
+
+    def run(self, test: Callable[[], Awaitable[None]]) -> None:
+        self._runner.run(asyncio.wait_for(test(), LIMIT))  # type: ignore[arg-type]
+        assert self.worker.fatal == []
+
+
+def started(kind: str) -> Iterator[Shared]:
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+
+        async def enter() -> Shared:
+            worker = await stack.enter_async_context(zmq_worker(kind, SimOptions(step_ms=2), Script(SCRIPT)))
+            return Shared(kind, runner, worker, await stack.enter_async_context(zmq_gateway(worker)))
+
+        try:
+            yield runner.run(enter())
+        finally:
+            runner.run(stack.aclose())
+
+
+@pytest.fixture(scope="module", params=["vllm", "tokenspeed"])
+def both(request: pytest.FixtureRequest) -> Iterator[Shared]:
+    """Every engine wire in turn."""
+    yield from started(request.param)
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[Shared]:
+    """vLLM's wire."""
+    yield from started("vllm")
 
 
 async def until(condition: Callable[[], bool], limit: float = 20.0) -> float:
@@ -56,81 +102,79 @@ def text_of(chunks: list[Any], index: int = 0) -> str:
     return "".join(c["delta"].get("content") or "" for c in choices if c["index"] == index)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "tokenspeed"])
-def test_every_endpoint(kind: str) -> None:
+def test_every_endpoint(both: Shared) -> None:
+    worker, gw = both.worker, both.gw
+
     async def test() -> None:
-        async with zmq_worker(kind) as worker, zmq_gateway(worker) as gw:
-            whole = (await gw.http.post(CHAT, json=chat_body())).json()
-            chunks = await stream(gw, CHAT, chat_body(stream_options={"include_usage": True}))
-            assert text_of(chunks) == whole["choices"][0]["message"]["content"] != ""
-            assert whole["usage"]["completion_tokens"] == 24
-            usage = chunks[-1]["usage"]
-            assert usage["completion_tokens"] == 24
-            assert usage["prompt_tokens"] == whole["usage"]["prompt_tokens"] > 0
+        whole = (await gw.http.post(CHAT, json=chat_body())).json()
+        chunks = await stream(gw, CHAT, chat_body(stream_options={"include_usage": True}))
+        assert text_of(chunks) == whole["choices"][0]["message"]["content"] != ""
+        assert whole["usage"]["completion_tokens"] == 24
+        usage = chunks[-1]["usage"]
+        assert usage["completion_tokens"] == 24
+        assert usage["prompt_tokens"] == whole["usage"]["prompt_tokens"] > 0
 
-            completion = {"model": "sim", "prompt": ["One day", "Two"], "max_tokens": 9, "n": 2, "echo": True}
-            whole = (await gw.http.post("/v1/completions", json=completion)).json()
-            assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
-            chunks = await stream(gw, "/v1/completions", completion)
-            for index in range(4):
-                text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index)
-                assert text == whole["choices"][index]["text"]
+        completion = {"model": "sim", "prompt": ["One day", "Two"], "max_tokens": 9, "n": 2, "echo": True}
+        whole = (await gw.http.post("/v1/completions", json=completion)).json()
+        assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+        chunks = await stream(gw, "/v1/completions", completion)
+        for index in range(4):
+            text = "".join(c["choices"][0]["text"] for c in chunks if c["choices"][0]["index"] == index)
+            assert text == whole["choices"][index]["text"]
 
-            by_ids = {"model": "sim", "prompt": [[70, 71], [72, 73, 74]], "max_tokens": 3, "return_token_ids": True}
-            whole = (await gw.http.post("/v1/completions", json=by_ids)).json()
-            assert [len(choice["token_ids"]) for choice in whole["choices"]] == [3, 3]
+        by_ids = {"model": "sim", "prompt": [[70, 71], [72, 73, 74]], "max_tokens": 3, "return_token_ids": True}
+        whole = (await gw.http.post("/v1/completions", json=by_ids)).json()
+        assert [len(choice["token_ids"]) for choice in whole["choices"]] == [3, 3]
 
-            generate = {"model": "sim", "text": "One day", "sampling_params": {"max_new_tokens": 7}}
-            [whole] = (await gw.http.post("/generate", json=generate)).json()
-            last = (await stream(gw, "/generate", generate))[-1]
-            assert last["text"] == whole["text"]
+        generate = {"model": "sim", "text": "One day", "sampling_params": {"max_new_tokens": 7}}
+        [whole] = (await gw.http.post("/generate", json=generate)).json()
+        last = (await stream(gw, "/generate", generate))[-1]
+        assert last["text"] == whole["text"]
 
-            body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
-            answer = (await gw.http.post("/v1/messages", json=body)).json()
-            assert answer["stop_reason"] == "max_tokens"
-            refused = await gw.http.post("/v1/embeddings", json={"model": "sim", "input": "x"})
-            assert refused.status_code == 501
-            assert worker.running == 0
+        body = {"model": "sim", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 5}
+        answer = (await gw.http.post("/v1/messages", json=body)).json()
+        assert answer["stop_reason"] == "max_tokens"
+        refused = await gw.http.post("/v1/embeddings", json={"model": "sim", "input": "x"})
+        assert refused.status_code == 501
+        assert worker.running == 0
 
-    run(test)
+    both.run(test)
 
 
-def test_a_reply_ends_with_the_end_of_sequence_token() -> None:
+def test_a_reply_ends_with_the_end_of_sequence_token(both: Shared) -> None:
+    gw = both.gw
+
     async def test() -> None:
-        script = Script([Output(text="Short and good.")])
-        async with zmq_worker(script=script) as worker, zmq_gateway(worker) as gw:
-            answer = (await gw.http.post(CHAT, json=chat_body(max_tokens=None))).json()
-            choice = answer["choices"][0]
-            assert choice["message"]["content"] == "Short and good."
-            assert choice["finish_reason"] == "stop"
-            assert choice.get("matched_stop") is None
-            endless = (await gw.http.post(CHAT, json=chat_body(ignore_eos=True, max_tokens=50))).json()
-            assert endless["choices"][0]["finish_reason"] in ("length", "stop")
+        answer = (await gw.http.post(CHAT, json=chat_body("be brief", max_tokens=None))).json()
+        choice = answer["choices"][0]
+        assert choice["message"]["content"] == "Short and good."
+        assert choice["finish_reason"] == "stop"
+        assert choice.get("matched_stop") is None
+        endless = (await gw.http.post(CHAT, json=chat_body(ignore_eos=True, max_tokens=50))).json()
+        assert endless["choices"][0]["finish_reason"] in ("length", "stop")
 
-    run(test)
+    both.run(test)
 
 
-@pytest.mark.parametrize("kind", ["vllm", "tokenspeed"])
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_stop_string_ends_the_engine_request_at_once(kind: str, streaming: bool) -> None:
-    async def test() -> None:
-        script = Script([Output(text="alpha beta ##STOP## " + "gamma delta epsilon zeta " * 100)])
-        async with zmq_worker(kind, SimOptions(step_ms=5), script) as worker, zmq_gateway(worker) as gw:
-            body = chat_body(stop=["##STOP##", "nope"], max_tokens=400, stream=streaming)
-            start = time.monotonic()
-            if streaming:
-                chunks = await stream(gw, CHAT, body)
-                assert text_of(chunks) == "alpha beta "
-                end = chunks[-1]["choices"][0]
-            else:
-                end = (await gw.http.post(CHAT, json=body)).json()["choices"][0]
-                assert end["message"]["content"] == "alpha beta "
-            assert (end["finish_reason"], end["matched_stop"]) == ("stop", "##STOP##")
-            assert time.monotonic() - start < 1.5
-            await until(lambda: worker.running == 0, 1.0)
-            assert worker.engines[0].aborted == 1
+def test_a_stop_string_ends_the_engine_request_at_once(both: Shared, streaming: bool) -> None:
+    worker, gw = both.worker, both.gw
 
-    run(test)
+    async def test() -> None:
+        body = chat_body("stop soon", stop=["##STOP##", "nope"], max_tokens=400, stream=streaming)
+        before = worker.engines[0].aborted
+        if streaming:
+            chunks = await stream(gw, CHAT, body)
+            assert text_of(chunks) == "alpha beta "
+            end = chunks[-1]["choices"][0]
+        else:
+            end = (await gw.http.post(CHAT, json=body)).json()["choices"][0]
+            assert end["message"]["content"] == "alpha beta "
+        assert (end["finish_reason"], end["matched_stop"]) == ("stop", "##STOP##")
+        await until(lambda: worker.engines[0].aborted == before + 1, 1.0)
+        assert worker.running == 0
+
+    both.run(test)
 
 
 def test_a_stop_string_of_one_choice_frees_its_engine_request_while_the_others_go_on() -> None:
@@ -149,53 +193,56 @@ def test_a_stop_string_of_one_choice_frees_its_engine_request_while_the_others_g
 
 
 @pytest.mark.parametrize("streaming", [True, False])
-def test_a_client_that_leaves_frees_the_engine(streaming: bool) -> None:
+def test_a_client_that_leaves_frees_the_engine(both: Shared, streaming: bool) -> None:
+    worker, gw = both.worker, both.gw
+
     async def test() -> None:
-        async with zmq_worker(options=SimOptions(step_ms=10)) as worker, zmq_gateway(worker) as gw:
-            body = chat_body(stream=streaming, ignore_eos=True, max_tokens=3000)
-            request = asyncio.create_task(gw.http.post(CHAT, json=body))
-            await until(lambda: worker.running == 1)
-            request.cancel()
-            assert await until(lambda: worker.running == 0) < 1.0
+        body = chat_body(stream=streaming, ignore_eos=True, max_tokens=3000)
+        request = asyncio.create_task(gw.http.post(CHAT, json=body))
+        await until(lambda: worker.running == 1)
+        request.cancel()
+        assert await until(lambda: worker.running == 0) < 1.0
 
-    run(test)
+    both.run(test)
 
 
-def test_choices_get_consecutive_seeds() -> None:
+def test_choices_get_consecutive_seeds(both: Shared) -> None:
+    gw = both.gw
+
     async def test() -> None:
-        async with zmq_worker() as worker, zmq_gateway(worker) as gw:
 
-            async def texts(**fields: Any) -> list[str]:
-                answer = (await gw.http.post(CHAT, json=chat_body(max_tokens=60, **fields))).json()
-                return [choice["message"]["content"] for choice in answer["choices"]]
+        async def texts(**fields: Any) -> list[str]:
+            answer = (await gw.http.post(CHAT, json=chat_body(max_tokens=60, **fields))).json()
+            return [choice["message"]["content"] for choice in answer["choices"]]
 
-            three = await texts(n=3, seed=11)
-            assert three == await texts(n=3, seed=11)
-            assert [await texts(seed=seed) for seed in (11, 12, 13)] == [[text] for text in three]
+        three = await texts(n=3, seed=11)
+        assert three == await texts(n=3, seed=11)
+        assert [await texts(seed=seed) for seed in (11, 12, 13)] == [[text] for text in three]
 
-    run(test)
+    both.run(test)
 
 
-def test_logprobs_are_those_of_the_engine() -> None:
+def test_logprobs_are_those_of_the_engine(plain: Shared) -> None:
+    gw = plain.gw
+
     async def test() -> None:
-        async with zmq_worker() as worker, zmq_gateway(worker) as gw:
-            body = chat_body(logprobs=True, top_logprobs=3, max_tokens=12)
-            whole = (await gw.http.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
-            chunks = await stream(gw, CHAT, body)
-            parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"]]
-            assert [entry for part in parts if part for entry in part["content"]] == whole
-            values, tops = synthetic_logprobs([0] * 12, 0, 3, 100)
-            assert [entry["logprob"] for entry in whole] == values
-            assert [[t["logprob"] for t in entry["top_logprobs"]] for entry in whole] == [
-                [value for _, value in row] for row in tops
-            ]
+        body = chat_body(logprobs=True, top_logprobs=3, max_tokens=12)
+        whole = (await gw.http.post(CHAT, json=body)).json()["choices"][0]["logprobs"]["content"]
+        chunks = await stream(gw, CHAT, body)
+        parts = [c["choices"][0]["logprobs"] for c in chunks if c["choices"]]
+        assert [entry for part in parts if part for entry in part["content"]] == whole
+        values, tops = synthetic_logprobs([0] * 12, 0, 3, 100)
+        assert [entry["logprob"] for entry in whole] == values
+        assert [[t["logprob"] for t in entry["top_logprobs"]] for entry in whole] == [
+            [value for _, value in row] for row in tops
+        ]
 
-            prompt = {"model": "sim", "prompt": "What do whales eat in winter? " * 20, "max_tokens": 1}
-            body = {"model": "sim", "text": prompt["prompt"], "return_logprob": True, "logprob_start_len": 0}
-            answer = await gw.http.post("/generate", json=body | {"sampling_params": {"max_new_tokens": 2}})
-            assert answer.status_code == 200
+        prompt = {"model": "sim", "prompt": "What do whales eat in winter? " * 20, "max_tokens": 1}
+        body = {"model": "sim", "text": prompt["prompt"], "return_logprob": True, "logprob_start_len": 0}
+        answer = await gw.http.post("/generate", json=body | {"sampling_params": {"max_new_tokens": 2}})
+        assert answer.status_code == 200
 
-    run(test)
+    plain.run(test)
 
 
 FATAL: list[tuple[str, dict[str, Any]]] = [
@@ -216,35 +263,37 @@ FATAL: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def test_no_request_kills_an_engine() -> None:
+def test_no_request_kills_an_engine(plain: Shared) -> None:
+    worker, gw = plain.worker, plain.gw
+
     async def test() -> None:
-        async with zmq_worker() as worker, zmq_gateway(worker) as gw:
-            for path, body in FATAL:
-                answer = await gw.http.post(path, json=body)
-                assert 400 <= answer.status_code < 500, (body, answer.status_code, answer.text)
-            harmless = [
-                chat_body(seed=-1), chat_body(seed=2**63 - 1, n=2), chat_body(stop_token_ids=[99999999]),
-                chat_body(max_tokens=10**9, min_tokens=0), chat_body(top_k=-1), chat_body(temperature=0),
-            ]  # fmt: skip
-            for body in harmless:
-                answer = await gw.http.post(CHAT, json=body)
-                assert answer.status_code == 200, (body, answer.text)
-            assert worker.fatal == []
+        for path, body in FATAL:
+            answer = await gw.http.post(path, json=body)
+            assert 400 <= answer.status_code < 500, (body, answer.status_code, answer.text)
+        harmless = [
+            chat_body(seed=-1), chat_body(seed=2**63 - 1, n=2), chat_body(stop_token_ids=[99999999]),
+            chat_body(max_tokens=10**9, min_tokens=0), chat_body(top_k=-1), chat_body(temperature=0),
+        ]  # fmt: skip
+        for body in harmless:
+            answer = await gw.http.post(CHAT, json=body)
+            assert answer.status_code == 200, (body, answer.text)
+        assert worker.fatal == []
 
-    run(test)
+    plain.run(test)
 
 
-def test_equal_request_ids_are_different_requests_for_the_engine() -> None:
+def test_equal_request_ids_are_different_requests_for_the_engine(both: Shared) -> None:
+    worker, gw = both.worker, both.gw
+
     async def test() -> None:
-        async with zmq_worker(options=SimOptions(step_ms=3)) as worker, zmq_gateway(worker) as gw:
-            body = chat_body(rid="the-same", ignore_eos=True, max_tokens=60)
-            answers = await asyncio.gather(*(gw.http.post(CHAT, json=body) for _ in range(4)))
-            assert {answer.status_code for answer in answers} <= {200, 400}
-            again = await gw.http.post(CHAT, json=body)
-            assert again.status_code == 200
-            assert worker.fatal == []
+        body = chat_body(rid="the-same", ignore_eos=True, max_tokens=60)
+        answers = await asyncio.gather(*(gw.http.post(CHAT, json=body) for _ in range(4)))
+        assert {answer.status_code for answer in answers} <= {200, 400}
+        again = await gw.http.post(CHAT, json=body)
+        assert again.status_code == 200
+        assert worker.fatal == []
 
-    run(test)
+    both.run(test)
 
 
 async def outcome(gw: Gateway, number: int, tokens: int = 60) -> str:
@@ -265,31 +314,31 @@ async def outcome(gw: Gateway, number: int, tokens: int = 60) -> str:
     return result
 
 
-@pytest.mark.parametrize("sentinel", [False, True])
-def test_a_dead_engine_is_noticed_and_taken_back(sentinel: bool) -> None:
+async def ready(gw: Gateway, *, wanted: bool) -> float:
+    """Wait until the gateway is ready, or not; seconds it took."""
+    start = time.monotonic()
+    while ((await gw.http.get("/readiness")).status_code == 200) != wanted:
+        await asyncio.sleep(0.005)
+    return time.monotonic() - start
+
+
+def test_a_dead_engine_is_noticed_and_taken_back() -> None:
     async def test() -> None:
         async with zmq_worker(options=SimOptions(step_ms=5)) as worker, zmq_gateway(worker) as gw:
-            streams = [asyncio.create_task(outcome(gw, number, 400)) for number in range(32)]
-            await until(lambda: worker.running == 32)
-            await asyncio.sleep(0.1)
-            worker.kill(sentinel=sentinel)
-            start = time.monotonic()
-            outcomes = await asyncio.gather(*streams)
-            assert time.monotonic() - start < 3.0
-            assert set(outcomes) <= {"error", "status 503"}
-            while (await gw.http.get("/readiness")).status_code == 200:
-                await asyncio.sleep(0.005)
-            assert (await gw.chat()).status_code == 503
-            for _ in range(3):
-                worker.start()
+            for sentinel in (False, True, False):
+                streams = [asyncio.create_task(outcome(gw, number, 400)) for number in range(32)]
+                await until(lambda: worker.running == 32)
+                await asyncio.sleep(0.1)
+                worker.kill(sentinel=sentinel)
                 start = time.monotonic()
-                while (await gw.http.get("/readiness")).status_code != 200:
-                    await asyncio.sleep(0.005)
-                assert time.monotonic() - start < 1.0
+                outcomes = await asyncio.gather(*streams)
+                assert time.monotonic() - start < 3.0
+                assert set(outcomes) <= {"error", "status 503"}
+                await ready(gw, wanted=False)
+                assert (await gw.chat()).status_code == 503
+                worker.start()
+                assert await ready(gw, wanted=True) < 1.0
                 assert (await gw.chat()).status_code == 200
-                worker.kill()
-                while (await gw.http.get("/readiness")).status_code == 200:
-                    await asyncio.sleep(0.005)
 
     run(test)
 
@@ -312,16 +361,16 @@ def test_requests_without_an_answer_move_to_another_worker() -> None:
     run(test)
 
 
-def test_a_failed_request_is_an_error_and_the_engine_goes_on() -> None:
-    async def test() -> None:
-        script = Script([Output(text="broken reply", error=Failure(at=1), match="break"), Output(text="fine")])
-        async with zmq_worker(script=script) as worker, zmq_gateway(worker) as gw:
-            answer = await gw.http.post(CHAT, json=chat_body("break it"))
-            assert answer.status_code == 500
-            assert answer.json()["error"]["code"] == "worker_stream_failed"
-            assert (await gw.chat()).json()["choices"][0]["message"]["content"] == "fine"
+def test_a_failed_request_is_an_error_and_the_engine_goes_on(plain: Shared) -> None:
+    gw = plain.gw
 
-    run(test)
+    async def test() -> None:
+        answer = await gw.http.post(CHAT, json=chat_body("break it"))
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "worker_stream_failed"
+        assert (await gw.chat()).status_code == 200
+
+    plain.run(test)
 
 
 @pytest.mark.parametrize("kind", ["vllm", "tokenspeed"])
@@ -352,11 +401,9 @@ def test_a_killed_router_keeps_the_engine() -> None:
                 while (await gw.chat()).status_code != 200:
                     await asyncio.sleep(0.02)
             worker.kill()
-            while (await gw.http.get("/readiness")).status_code == 200:
-                await asyncio.sleep(0.005)
+            await ready(gw, wanted=False)
             worker.start()
-            while (await gw.http.get("/readiness")).status_code != 200:
-                await asyncio.sleep(0.005)
+            await ready(gw, wanted=True)
             assert (await gw.chat()).status_code == 200
 
     run(test)
@@ -379,8 +426,7 @@ def test_a_new_gateway_adopts_a_living_engine(kind: str) -> None:
                 assert (await gw.chat()).status_code == 200
                 await until(lambda: worker.running == 0, 5.0)
                 worker.kill()
-                while (await gw.http.get("/readiness")).status_code == 200:
-                    await asyncio.sleep(0.005)
+                await ready(gw, wanted=False)
 
     run(test)
 
@@ -417,13 +463,9 @@ def test_an_engine_that_does_not_answer_is_not_ready() -> None:
         )
         async with zmq_worker() as worker, zmq_gateway(worker, flags=flags) as gw:
             worker.fronts[0].freeze()
-            async with asyncio.timeout(10):
-                while (await gw.http.get("/readiness")).status_code == 200:
-                    await asyncio.sleep(0.02)
+            await ready(gw, wanted=False)
             worker.fronts[0].thaw()
-            async with asyncio.timeout(10):
-                while (await gw.http.get("/readiness")).status_code != 200:
-                    await asyncio.sleep(0.02)
+            await ready(gw, wanted=True)
 
     run(test)
 
@@ -454,46 +496,47 @@ def test_ranks_that_step_together_are_woken() -> None:
             for number in range(6):
                 assert await outcome(gw, number, 10) == "done"
             worker.fronts[1].close()
-            while (await gw.http.get("/readiness")).status_code == 200:
-                await asyncio.sleep(0.005)
+            await ready(gw, wanted=False)
 
     run(test)
 
 
-def test_management_calls_reach_the_engine() -> None:
+def test_management_calls_reach_the_engine(plain: Shared) -> None:
+    gw = plain.gw
+
     async def test() -> None:
-        async with zmq_worker() as worker, zmq_gateway(worker, flags=("--health-check-interval-secs", "1")) as gw:
-            prompt = chat_body("a prompt of some length, " * 12, max_tokens=2)
-            first = (await gw.http.post(CHAT, json=prompt)).json()["usage"]["prompt_tokens_details"]
-            again = (await gw.http.post(CHAT, json=prompt)).json()["usage"]["prompt_tokens_details"]
-            assert first["cached_tokens"] == 0 < again["cached_tokens"]
-            assert (await gw.http.post("/flush_cache")).json()["workers_flushed"] == 1
-            flushed = (await gw.http.post(CHAT, json=prompt)).json()["usage"]["prompt_tokens_details"]
-            assert flushed["cached_tokens"] == 0
-            assert (await gw.http.post("/start_profile")).status_code == 206
-            entry = (await gw.http.get("/workers")).json()["workers"][0]
-            assert (entry["connection_mode"], entry["runtime_type"]) == ("zmq", "vllm")
+        prompt = chat_body("a prompt of some length, " * 12, max_tokens=2)
+        first = (await gw.http.post(CHAT, json=prompt)).json()["usage"]["prompt_tokens_details"]
+        again = (await gw.http.post(CHAT, json=prompt)).json()["usage"]["prompt_tokens_details"]
+        assert first["cached_tokens"] == 0 < again["cached_tokens"]
+        assert (await gw.http.post("/flush_cache")).json()["workers_flushed"] == 1
+        flushed = (await gw.http.post(CHAT, json=prompt)).json()["usage"]["prompt_tokens_details"]
+        assert flushed["cached_tokens"] == 0
+        assert (await gw.http.post("/start_profile")).status_code == 206
+        entry = (await gw.http.get("/workers")).json()["workers"][0]
+        assert (entry["connection_mode"], entry["runtime_type"]) == ("zmq", "vllm")
 
-    run(test)
+    plain.run(test)
 
 
-def test_workers_that_cannot_be_served_are_refused() -> None:
+def test_workers_that_cannot_be_served_are_refused(plain: Shared) -> None:
+    worker, gw = plain.worker, plain.gw
+
     async def test() -> None:
-        async with zmq_worker() as worker, zmq_gateway(worker) as gw:
 
-            async def failure(**spec: Any) -> str:
-                accepted = await gw.http.post("/workers", json=spec)
-                assert accepted.status_code == 202
-                async with asyncio.timeout(10):
-                    while True:
-                        shown = (await gw.http.get(f"/workers/{accepted.json()['worker_id']}")).json()
-                        if shown["status"] == "failed":
-                            return str(shown["job_status"]["message"])
-                        await asyncio.sleep(0.01)
+        async def failure(**spec: Any) -> str:
+            accepted = await gw.http.post("/workers", json=spec)
+            assert accepted.status_code == 202
+            async with asyncio.timeout(10):
+                while True:
+                    shown = (await gw.http.get(f"/workers/{accepted.json()['worker_id']}")).json()
+                    if shown["status"] == "failed":
+                        return str(shown["job_status"]["message"])
+                    await asyncio.sleep(0.01)
 
-            assert "ipc://<path>" in await failure(url="ipc://relative")
-            assert "unsupported runtime" in await failure(url=worker.url + "2", runtime_type="trtllm")
-            assert "tcp://" in await failure(url=worker.url + "3", zmq_handshake_address="udp://x")
-            assert "107 bytes" in await failure(url="ipc:///tmp/" + "x" * 120)
+        assert "ipc://<path>" in await failure(url="ipc://relative")
+        assert "unsupported runtime" in await failure(url=worker.url + "2", runtime_type="trtllm")
+        assert "tcp://" in await failure(url=worker.url + "3", zmq_handshake_address="udp://x")
+        assert "107 bytes" in await failure(url="ipc:///tmp/" + "x" * 120)
 
-    run(test)
+    plain.run(test)

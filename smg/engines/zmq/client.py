@@ -31,6 +31,7 @@ from smg.messages import EngineAnswer, EngineAttach, EngineCall, EngineLink, Eng
 log = logging.getLogger("smg.engines.zmq")
 
 LOAD_REPORT_SECS = 0.25
+ADOPTION_RETRY_SECS = 0.2
 MAX_ID_LENGTH = 64
 MAX_UNREADABLE = 3
 MAX_REMEMBERED = 8192
@@ -145,12 +146,14 @@ class ZmqWorkerClient:
 
     def _connected(self, rank: Rank) -> None:
         """Something connected: perhaps an engine that has been running all along."""
-        if rank.up or rank.number not in self._adopting or rank.input is None:
+        if rank.up or rank.number not in self._adopting or rank not in self.ranks or rank.input is None:
             return
         if self._wire.utilities:
             self._call_utility(rank, "is_sleeping", b"\x90", None)
         elif rank.input.send(ABORT, self._wire.abort(())):
             self._rise(rank)
+            return
+        self._loop.call_later(ADOPTION_RETRY_SECS, self._connected, rank)
 
     def _rise(self, rank: Rank) -> None:
         self._adopting.discard(rank.number)
@@ -162,7 +165,6 @@ class ZmqWorkerClient:
         """The engine is gone. What it sent before comes first."""
         for output in self._outputs:
             output.drain()
-        self._adopting.discard(rank.number)
         if not rank.up:
             return
         rank.up = False
