@@ -148,6 +148,7 @@ class InputSocket:
             for fd in self._fds:
                 self._loop.remove_reader(fd)
             self._socket.disable_monitor()
+            self._monitor.close(0)
             self._socket.close(LAST_WORD_MS)
             remove_stale(self._name)
 
