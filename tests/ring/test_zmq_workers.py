@@ -489,6 +489,25 @@ def test_requests_spread_over_ranks() -> None:
     run(test)
 
 
+def test_ranks_can_be_workers_of_their_own() -> None:
+    async def test() -> None:
+        async with zmq_worker(options=SimOptions(step_ms=4), ranks=2) as worker:
+            flags = ("--dp-aware", "--policy", "round_robin")
+            async with zmq_gateway(worker, flags=flags) as gw:
+                async with asyncio.timeout(10):
+                    while (await gw.http.get("/readiness")).json()["healthy_workers"] < 2:
+                        await asyncio.sleep(0.01)
+                assert {await outcome(gw, number, 5) for number in range(6)} == {"done"}
+                assert [front.adds for front in worker.fronts] == [3, 3]
+                worker.fronts[1].close()
+                async with asyncio.timeout(10):
+                    while (await gw.http.get("/readiness")).json()["healthy_workers"] > 1:
+                        await asyncio.sleep(0.01)
+                assert {await outcome(gw, number, 5) for number in range(4)} == {"done"}
+
+    run(test)
+
+
 def test_ranks_that_step_together_are_woken() -> None:
     async def test() -> None:
         flags = ("--detok-procs", "2")

@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from smg.engines.zmq.addresses import identity, rank_of
+from smg.engines.zmq.tensors import UNREADABLE
 
 log = logging.getLogger("smg.engines.zmq")
 
@@ -89,7 +90,7 @@ def decode_ready(payload: bytes) -> ReadyResponse:
         raise ValueError("the engine registered without a word about itself (vLLM before 0.20 is not supported)")
     try:
         ready = _decode_ready(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise ValueError(f"the engine's registration cannot be read: {error}") from None
     if ready.max_model_len < 2:
         raise ValueError(f"the engine registered with a context of {ready.max_model_len} tokens")
@@ -141,7 +142,7 @@ class HandshakeServer:
         rank = rank_of(frames[0])
         try:
             hello = _decode_hello(frames[1])
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             log.warning("handshake %s: a message of rank %d cannot be read: %s", self.address, rank, error)
             return
         if hello.status == HELLO:

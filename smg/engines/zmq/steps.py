@@ -150,7 +150,10 @@ class VllmWire:
         if strays:
             client.stray(strays, step.engine_index)
         if step.utility is not None:
-            client.answered(*vllm.utility_result(step.utility))
+            try:
+                client.answered(*vllm.utility_result(step.utility))
+            except WireError as error:
+                client.unreadable((), error)
         if step.start_wave is not None:
             client.wake()
         for name in step.finished_requests or ():

@@ -11,6 +11,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from smg.engines.base import TokenLogprobs
 
 RAW_EXTENSION = 3
@@ -19,6 +21,10 @@ _CODES = {
     "i1": "b", "u1": "B", "i2": "h", "i4": "i", "i8": "q", "f4": "f", "f8": "d", "u4": "I", "u8": "Q",
     "int8": "b", "uint8": "B", "int16": "h", "int32": "i", "int64": "q", "float32": "f", "float64": "d",
 }  # fmt: skip
+
+
+# What decoders raise for bytes that are no message.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class WireError(Exception):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from smg.engines.zmq.tensors import WireError
+from smg.engines.zmq.tensors import UNREADABLE, WireError
 
 ADD, ABORT = b"\x00", b"\x01"
 DEAD = b"ENGINE_CORE_DEAD"
@@ -99,7 +99,7 @@ def decode_outputs(payload: bytes) -> Outputs:
     """The message of one step, columns of one length. Raises ``WireError``."""
     try:
         step = _decode(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WireError(f"an output message cannot be read: {error}") from None
     count = len(step.rids)
     columns: tuple[Sequence[Any], ...] = (
@@ -116,7 +116,7 @@ def salvage_ids(payload: bytes) -> list[str]:
     try:
         message = _decode_any(payload)
         return [rid for rid in message[1] if isinstance(rid, str)] if message[0] == OUTPUT_TAG else []
-    except (msgspec.DecodeError, TypeError, IndexError, KeyError, RecursionError):
+    except (*UNREADABLE, TypeError, IndexError, KeyError):
         return []
 
 

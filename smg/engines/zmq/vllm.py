@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from smg.engines.zmq.tensors import WireError, extension
+from smg.engines.zmq.tensors import UNREADABLE, WireError, extension
 
 # First frame behind the identity: what the next one holds.
 ADD, ABORT, START_WAVE, UTILITY = b"\x00", b"\x01", b"\x02", b"\x03"
@@ -100,7 +100,7 @@ def decode_outputs(payload: bytes, *, first: bool) -> Envelope | FirstEnvelope:
     """The message of one step. ``first``: also read what only first outputs hold. Raises ``WireError``."""
     try:
         return _decode_first(payload) if first else _decode_envelope(payload)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise WireError(f"an output message cannot be read: {error}") from None
 
 
@@ -109,7 +109,7 @@ def salvage_ids(payload: bytes) -> list[str]:
     try:
         outputs = _decode_any(payload)[1]
         return [output[0] for output in outputs if isinstance(output[0], str)]
-    except (msgspec.DecodeError, TypeError, IndexError, KeyError, RecursionError):
+    except (*UNREADABLE, TypeError, IndexError, KeyError):
         return []
 
 
