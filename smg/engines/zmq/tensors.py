@@ -24,7 +24,7 @@ _CODES = {
 
 
 # What decoders raise for bytes that are no message.
-UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+UNREADABLE = (msgspec.DecodeError, RecursionError)
 
 
 class WireError(Exception):

@@ -57,7 +57,7 @@ class ZmqFront:
         self._identity = identity(rank)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._loop = asyncio.get_running_loop()
-        self._readers: list[int] = []
+        self._readers: dict[int, Callable[[], None]] = {}
         self._inputs: list[zmq.Socket[bytes]] = []
         self._outputs: list[zmq.Socket[bytes]] = []
         self._clients: dict[str, int] = {}
@@ -96,9 +96,20 @@ class ZmqFront:
                     return
                 handle(frames)
 
-        self._readers.append(fd)
+        self._readers[fd] = drain
         self._loop.add_reader(fd, drain)
         self._loop.call_soon(drain)
+
+    def freeze(self) -> None:
+        """Read nothing any more, as a stopped process does."""
+        for fd in self._readers:
+            self._loop.remove_reader(fd)
+
+    def thaw(self) -> None:
+        """Go on."""
+        for fd, drain in self._readers.items():
+            self._loop.add_reader(fd, drain)
+            drain()
 
     def _on_init(self, frames: list[bytes]) -> None:
         if self._inputs:
