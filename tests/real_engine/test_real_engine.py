@@ -235,7 +235,8 @@ def running(gateway: GatewayProcess) -> int:
 def test_a_client_that_leaves_frees_the_engine(gateway: GatewayProcess) -> None:
     body = chat(max_tokens=1900, ignore_eos=True, stream=True)
     with gateway.client.stream("POST", CHAT, json=body) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: a generator that is collected closes the response
+        next(lines)
         wait_for(lambda: running(gateway) == 1, 10.0)
     wait_for(lambda: running(gateway) == 0, 3.0)
 
