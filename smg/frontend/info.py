@@ -42,7 +42,9 @@ class InfoRoutes:
         await request.respond_text(200, "OK")
 
     async def readiness(self, request: Request) -> None:
-        status, body = readiness(self.process.models, draining=self.process.draining)
+        process = self.process
+        waiting_for = process.sessions.tool_host.waiting_for
+        status, body = readiness(process.models, draining=process.draining, waiting_for=waiting_for)
         await request.respond_json(status, body)
 
     async def health_generate(self, request: Request) -> None:

@@ -10,6 +10,7 @@ import orjson
 
 from smg.api.decode import BodyDecoder
 from smg.api.errors import refused
+from smg.api.responses_items import check_items, parse_items
 from smg.frontend.http import Request
 from smg.frontend.sessions.items import Item, fresh, stored_item
 from smg.frontend.sessions.manager import Sessions
@@ -24,12 +25,6 @@ MAX_METADATA_KEY = 64
 MAX_METADATA_VALUE = 512
 MAX_NEW_ITEMS = 20
 FULL_TYPES = ("message", "reasoning", "mcp_list_tools", "mcp_call", "function_call", "function_call_output")
-OTHER_TYPES = (
-    "custom_tool_call", "custom_tool_call_output", "mcp_approval_request", "mcp_approval_response", "web_search_call",
-    "file_search_call", "code_interpreter_call", "image_generation_call", "computer_call", "computer_call_output",
-    "local_shell_call", "local_shell_call_output", "shell_call", "shell_call_output", "apply_patch_call",
-    "apply_patch_call_output",
-)  # fmt: skip
 
 
 class _NewItems(msgspec.Struct):
@@ -174,6 +169,7 @@ class ConversationRoutes:
     async def _new_items(
         self, conversation: StoredConversation, given: list[dict[str, Any]]
     ) -> tuple[list[Item], list[str]]:
+        check_items(parse_items(given))
         items: list[Item] = []
         warnings: list[str] = []
         for value in given:
@@ -181,10 +177,8 @@ class ConversationRoutes:
             kind = item["type"]
             if kind == "item_reference":
                 [item] = await self.sessions.resolve_references([item], conversation.scope, [])
-            elif kind in OTHER_TYPES:
-                warnings.append(f"Items of type '{kind}' are stored, but not shown to models")
             elif kind not in FULL_TYPES:
-                raise _invalid(f"Unknown item type '{str(kind)[:64]}'", "items")
+                warnings.append(f"Items of type '{kind}' are stored, but not shown to models")
             items.append(item)
         return items, warnings
 

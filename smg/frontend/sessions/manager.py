@@ -17,7 +17,6 @@ from smg.frontend.sessions.outlets import EventLog, Outlet, StreamAnswer
 from smg.frontend.sessions.session import Session
 from smg.history.base import RUNNING, StoredItem, StoredResponse, items_of
 from smg.history.factory import make_history
-from smg.mcp.base import ToolHost
 from smg.mcp.lazy import LazyHost
 from smg.messages import ModelInfo
 from smg.telemetry.metrics import SessionMetrics
@@ -45,7 +44,7 @@ class Sessions:
         self.settings = process.settings
         self.metrics = SessionMetrics()
         self.history = make_history(process.settings, process.run_dir)
-        self.tool_host: ToolHost = LazyHost(process.settings, self.metrics)
+        self.tool_host = LazyHost(process.settings, self.metrics)
         self.background: dict[str, Session] = {}
         self.logs: dict[str, EventLog] = {}
         self.streams: set[StreamAnswer] = set()

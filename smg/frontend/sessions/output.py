@@ -29,6 +29,8 @@ from smg.frontend.sessions.output_items import (
 from smg.mcp.base import ServerTools, ToolInfo
 from smg.messages import ContentDelta, ParserEvent, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 
+MAX_BLANK = 64
+
 
 @dataclass(slots=True)
 class ToolNames:
@@ -51,6 +53,7 @@ class Output:
         self.over_limit = False
         self._calls_left = most_calls
         self._text: TextItem | None = None
+        self._blank = ""  # white space where a message could begin
         self._open: dict[int, Call] = {}
         self._turn: list[Call] = []
 
@@ -79,10 +82,20 @@ class Output:
             return
         current = self._text
         if current is None or current.kind is not kind:
-            self._close_text("completed")
-            current = self._text = TextItem(self.writer, len(self.items), kind)
-            self.items.append(current.item)
-        current.add(text)
+            if kind is MESSAGE:
+                text = self._blank + text
+                self._blank = text if text.isspace() and len(text) <= MAX_BLANK else ""
+                if self._blank:
+                    return
+            self._open_text(kind, text)
+        else:
+            current.add(text)
+
+    def _open_text(self, kind: TextKind, text: str) -> None:
+        self._close_text("completed")
+        self._text = TextItem(self.writer, len(self.items), kind)
+        self.items.append(self._text.item)
+        self._text.add(text)
 
     def _close_text(self, status: str) -> None:
         if self._text is not None:
@@ -91,6 +104,7 @@ class Output:
 
     def _on_call(self, event: ParserEvent) -> None:
         if isinstance(event, ToolCallStart):
+            self._blank = ""  # it only set the call apart
             self._close_text("completed")
             call = self._begin(event.name)
             self._open[event.index] = call
@@ -130,6 +144,9 @@ class Output:
     def end_turn(self, *, cut: bool) -> list[Call]:
         """One generation has ended (``cut``: before the model wanted to). Its calls, in order."""
         status = "incomplete" if cut else "completed"
+        if self._blank and not self._turn:
+            self._open_text(MESSAGE, self._blank)
+        self._blank = ""
         self._close_text(status)
         for call in self._open.values():
             call.close(status)
