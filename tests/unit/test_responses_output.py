@@ -222,22 +222,23 @@ def test_a_call_that_needs_approval() -> None:
     assert "too dear" in denied[1]["output"]
 
 
-HOSTED = [
-    ("seek", {"query": "whales"}, ["in_progress", "searching", "completed"], {"action": {"type": "search", "query": "whales"}}),
-    ("find", {"query": "whales"}, ["in_progress", "searching", "completed"], {"queries": ["whales"]}),
-    ("run", {"code": "1+2"}, ["in_progress", "interpreting", "completed"], {"outputs": [{"type": "logs", "logs": "3"}]}),
-    ("draw", {}, ["in_progress", "generating", "completed"], {"result": "AA=="}),
-]  # fmt: skip
+HOSTED: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
+    ("seek", {"query": "whales"}, "searching", {"action": {"type": "search", "query": "whales"}}),
+    ("find", {"query": "whales"}, "searching", {"queries": ["whales"]}),
+    ("run", {"code": "1+2"}, "interpreting", {"outputs": [{"type": "logs", "logs": "3"}]}),
+    ("draw", {}, "generating", {"result": "AA=="}),
+]
 
 
-@pytest.mark.parametrize(("name", "arguments", "steps", "members"), HOSTED)
-def test_hosted_tools(name: str, arguments: dict[str, Any], steps: list[str], members: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "arguments", "step", "members"), HOSTED)
+def test_hosted_tools(name: str, arguments: dict[str, Any], step: str, members: dict[str, Any]) -> None:
     output = new()
     output.feed(call(0, name, json.dumps(arguments)))
     [made] = output.end_turn(cut=False)
     made.finish(SUM)
     kind = TOOLS[name].kind
-    assert kinds(output.writer.take()) == ["output_item.added", *(f"{kind}.{s}" for s in steps), "output_item.done"]
+    steps = [f"{kind}.{word}" for word in ("in_progress", step, "completed")]
+    assert kinds(output.writer.take()) == ["output_item.added", *steps, "output_item.done"]
     [item] = output.items
     assert item.items() >= ({"type": kind, "status": "completed"} | members).items()
 
