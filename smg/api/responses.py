@@ -269,7 +269,6 @@ class TurnRequest(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     ``engine_id`` names the generation; it must be fresh for every turn."""
 
     model: str
-    engine_id: str
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] = []
     tool_choice: Any = None
@@ -285,6 +284,7 @@ class TurnRequest(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
     instructions: str | None = None
     client_tools: list[dict[str, Any]] = []
     mcp_tools: list[dict[str, Any]] = []
+    engine_id: str  # last: requests with equal beginnings go to the same tokenizer process
 
 
 TURN_PATH = "/internal/turn"

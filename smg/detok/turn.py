@@ -62,9 +62,9 @@ class TurnRun(Run):
         super().__init__(host, dispatch, plan, table, self._turn)
 
     def _send_collected(self) -> None:
-        self.streaming = True
         data = self._turn.take()
         if data:
+            self.streaming = True
             self.host.to_frontend(self.frontend, TurnEvents(self.seq, data))
 
     def _answer(self) -> None:

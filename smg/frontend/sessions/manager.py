@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("smg.frontend.sessions")
 
 TICK_SECS = 1.0
-LEASE_SECS = 30.0
+LEASE_SECS = 5.0
 RENEW_SECS = 5.0
 KEPT_LOGS = 64
 KEPT_LOG_BYTES = 64 << 20

@@ -17,7 +17,7 @@ from smg.frontend.sessions.events import EventWriter
 from smg.frontend.sessions.items import Item, approved_requests, model_items
 from smg.frontend.sessions.job import Job, State, Usage, response_object
 from smg.frontend.sessions.outlets import Outlet
-from smg.frontend.sessions.output import Output, ToolNames
+from smg.frontend.sessions.output import Output
 from smg.frontend.sessions.output_items import Call, arguments_of
 from smg.frontend.sessions.results import bounded, model_text
 from smg.frontend.sessions.turn import TurnExchange
@@ -54,7 +54,7 @@ class Session:
         self.state = State("queued" if job.background else "in_progress")
         self.usage = Usage()
         self.writer = EventWriter(job.stream)
-        self.names = ToolNames()
+        self.names = tool_names(job.request, ())
         self.tools: ToolSet | None = None
         self.task: asyncio.Task[None] | None = None
         asked = job.request.max_tool_calls
