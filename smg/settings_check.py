@@ -332,8 +332,6 @@ def _check_backends(settings: Settings) -> None:
         raise _invalid("redis_retention_days", 0, "Must be > 0, or -1 to keep records")
     if settings.history_backend == "sqlite" and settings.history_sqlite_retention_days == 0:
         raise _invalid("history_sqlite_retention_days", 0, "Must be > 0, or -1 to keep records")
-    if settings.history_backend in ("postgres", "redis"):
-        raise ConfigError(f"--history-backend {settings.history_backend} is not supported by this version")
     for name in ("postgres_op_timeout_secs", "redis_op_timeout_secs", "postgres_pool_max", "redis_pool_max"):
         if settings.history_backend == name.split("_")[0]:
             _positive(settings, (name,))

@@ -18,7 +18,7 @@ def make_history(settings: Settings, run_dir: Path) -> History:
 
     In-memory records must be the same for every HTTP process: with one of them they are in its memory, with several
     in a database file of the gateway's private run directory, which is removed when the gateway ends. Raises
-    ``ConfigError`` for a backend that this version does not have."""
+    ``ConfigError`` for a backend that is not there."""
     backend = settings.history_backend
     if backend == "none":
         return NoHistory()
@@ -36,4 +36,22 @@ def make_history(settings: Settings, run_dir: Path) -> History:
     if backend == "sqlite":
         bounds = Bounds(retention=days * DAY_SECS if days > 0 else 0.0)
         return SqliteHistory(Path(settings.history_sqlite_path or ""), bounds, durable=True, shared=True)
-    raise ConfigError(f"--history-backend {backend} is not available in this version; use memory, sqlite or none")
+    return _database(settings, backend)
+
+
+def _database(settings: Settings, backend: str) -> History:
+    """The drivers are imported here and nowhere else, so that only those who use them need them."""
+    try:
+        if backend == "postgres":
+            from smg.history.postgres import PostgresHistory
+
+            url, seconds = settings.postgres_db_url or "", float(settings.postgres_op_timeout_secs)
+            return PostgresHistory(url, settings.postgres_pool_max, seconds)
+        if backend == "redis":
+            from smg.history.redis import RedisHistory
+
+            url, seconds = settings.redis_url or "", float(settings.redis_op_timeout_secs)
+            return RedisHistory(url, settings.redis_pool_max, settings.redis_retention_days, seconds)
+    except ImportError as error:
+        raise ConfigError(f"--history-backend {backend} needs the extra smg[{backend}]: {error}") from None
+    raise ConfigError(f"--history-backend {backend} is not supported by this version")

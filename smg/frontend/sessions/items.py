@@ -35,6 +35,7 @@ _PREFIXES = {
     "code_interpreter_call": "ci_",
     "image_generation_call": "ig_",
 }
+MAX_ID = 256
 NO_CONTENT = "[]"  # the ``output`` of an ``mcp_call`` whose result had no content
 _WITH_STATUS = ("message", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output")
 
@@ -58,7 +59,8 @@ def stored_item(value: Item) -> Item:
     """An input item in the form it is stored and listed in: typed, with an id, a message's text as parts. Values that
     the client gave stay."""
     kind = value.get("type") or "message"
-    item: Item = {"id": value.get("id") or item_id(kind), "type": kind}
+    given = value.get("id")
+    item: Item = {"id": given if given and len(given) <= MAX_ID else item_id(kind), "type": kind}
     item.update((key, member) for key, member in value.items() if key not in ("id", "type"))
     if kind == "message" and isinstance(item.get("content"), str):
         item["content"] = [_part(item.get("role"), item["content"])]
