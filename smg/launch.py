@@ -29,6 +29,9 @@ def run_gateway(settings: Settings) -> int:
     setup_logging(settings, "supervisor")
     announce(settings)
     from smg import supervisor
+    from smg.history.factory import probe_history
+
+    probe_history(settings)
 
     return supervisor.run(settings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 from smg.history.base import History
@@ -37,6 +38,19 @@ def make_history(settings: Settings, run_dir: Path) -> History:
         bounds = Bounds(retention=days * DAY_SECS if days > 0 else 0.0)
         return SqliteHistory(Path(settings.history_sqlite_path or ""), bounds, durable=True, shared=True)
     return _database(settings, backend)
+
+
+def probe_history(settings: Settings) -> None:
+    """Open the configured database once, so that one that cannot be used stops the start. Raises ``ConfigError``."""
+    if settings.history_backend in ("sqlite", "postgres", "redis"):
+        asyncio.run(_probe(make_history(settings, Path())))
+
+
+async def _probe(history: History) -> None:
+    try:
+        await history.open()
+    finally:
+        await history.close()
 
 
 def _database(settings: Settings, backend: str) -> History:

@@ -31,7 +31,7 @@ CALLS: dict[str, list[ToolCall]] = {
     "Find whales": [ToolCall("seek", {"query": "whales"})],
     "Who am I": [ToolCall("header", {"name": "authorization"})],
     "Hang on": [ToolCall("hang", {})],
-    "Again and again": [ToolCall("echo", {"text": "Again and again"})],
+    "Again and again": [ToolCall("add", {"a": 1, "b": 1})],
 }
 # What the engine says when a tool's result is in the prompt; these come before the calls.
 ANSWERS = {
@@ -201,6 +201,17 @@ def test_what_can_become_of_a_call(streaming: bool, tmp_path: Path) -> None:
 
             one = await ask(gw, "Two sums", LOCAL, max_tool_calls=1)
             assert [item["output"] for item in of_type(one, "mcp_call")] == ["501"] and one["status"] == "completed"
+
+            endless = await ask(gw, "Again and again", LOCAL)
+            assert len(of_type(endless, "mcp_call")) == 10 and endless["status"] == "failed"
+            assert endless["error"] == {
+                "code": "max_tool_calls_exceeded",
+                "message": "Internal tool call safety limit (10) reached",
+            }
+            for most in (3, 12):
+                bounded = await ask(gw, "Again and again", LOCAL, max_tool_calls=most)
+                assert len(of_type(bounded, "mcp_call")) == most and bounded["status"] == "completed"
+                assert all(item["output"] == "2" for item in of_type(bounded, "mcp_call"))
 
     run(test)
 

@@ -170,8 +170,9 @@ class Sessions:
         session.task = asyncio.ensure_future(session.run())
         return session
 
-    async def begin_background(self, job: Job) -> tuple[Session, EventLog]:
-        """Record a background response as queued and start it. Raises ``ApiError`` (429, 503)."""
+    async def begin_background(self, job: Job) -> tuple[dict[str, Any], EventLog]:
+        """Record a background response as queued and start it; its object, and its events. Raises ``ApiError`` (429,
+        503)."""
         if len(self.background) + self._reserved >= self._most:
             text = f"Too many background responses are running (at most {self.settings.max_background_responses})"
             raise ApiError(
@@ -189,7 +190,9 @@ class Sessions:
         if job.stream:
             self._keep_log(job.id, events)
         session.task = self.process.spawn(self._run_background(session), "background response")
-        return session, events
+        queued = session.shown()
+        await asyncio.sleep(0)  # a task that is cancelled before its first step never gets to its end
+        return queued, events
 
     async def _run_background(self, session: Session) -> None:
         try:

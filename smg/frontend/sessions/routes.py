@@ -85,11 +85,11 @@ class ResponseRoutes:
                 await asyncio.wait([session.task])
 
     async def _create_background(self, request: Request, job: Job) -> None:
-        session, events = await self.sessions.begin_background(job)
+        queued, events = await self.sessions.begin_background(job)
         if job.stream:
             await self._follow(request, events, -1)
         else:
-            await request.respond_json(200, session.shown())
+            await request.respond_json(200, queued)
 
     async def _follow(self, request: Request, events: EventLog, after: int) -> None:
         """Stream a log to the client; the response does not depend on it."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -44,6 +44,17 @@ TOOL_CALL_SECS = 300.0
 MAX_RESULT_BYTES = 4 << 20
 
 
+class Ending(NamedTuple):
+    """How a response ends: its status, why it is incomplete, the error of a failed one."""
+
+    status: str
+    incomplete: str | None = None
+    error: dict[str, str] | None = None
+
+
+CANCELLED = Ending("cancelled")
+
+
 class Session:
     """Runs one job; ``run`` is its task's body. ``output`` and ``state`` may be read at any time."""
 
@@ -61,6 +72,7 @@ class Session:
         self._most_calls = min(asked, MAX_TOOL_CALLS) if asked else DEFAULT_TOOL_CALLS
         self._own_limit = not asked or asked > MAX_TOOL_CALLS
         self._cancelled = False
+        self._ending = False
         self._at_once = asyncio.Semaphore(CALLS_AT_ONCE if job.request.parallel_tool_calls is not False else 1)
         self.output = Output(self.writer, self.names, self._most_calls)
 
@@ -72,7 +84,8 @@ class Session:
         left = self.job.deadline - time.time() if self.job.deadline else None
         try:
             async with asyncio.timeout(left):
-                await self._answer()
+                ending = await self._answer()
+            await self._end(ending)
         except ApiError as error:
             await self._fail(error)
         except TimeoutError:
@@ -80,7 +93,7 @@ class Session:
         except asyncio.CancelledError:
             if not self._cancelled:
                 raise
-            await self._end("cancelled")
+            await self._end(CANCELLED)
         except Exception:
             log.exception("response failed", extra={"request_id": self.job.request_id})
             await self._fail(refused("internal_error", "the response could not be completed", status=500))
@@ -89,8 +102,8 @@ class Session:
                 await self.tools.close()
 
     def cancel(self) -> None:
-        """End the response with status ``cancelled``."""
-        if self.task is not None and not self.task.done():
+        """End the response with status ``cancelled``, unless it has its final status already."""
+        if self.task is not None and not self.task.done() and not self._ending:
             self._cancelled = True
             self.task.cancel()
 
@@ -100,7 +113,8 @@ class Session:
 
     # The loop ------------------------------------------------------------------------------------
 
-    async def _answer(self) -> None:
+    async def _answer(self) -> Ending:
+        """All generations and tool calls. Raises ``ApiError``."""
         await self._open()
         items = model_items((*self.job.history, *self.job.given))
         items += await self._run_approved()
@@ -112,17 +126,15 @@ class Session:
             calls = self.output.end_turn(cut=cut)
             if cut:
                 self._abandon(calls)
-                await self._end("incomplete", "max_output_tokens")
-                return
+                return Ending("incomplete", incomplete="max_output_tokens")
             ran = [call for call in calls if call.runs]
             items += [item for item in self.output.items[known:] if item["type"] in ("message", "reasoning")]
             items += await self._run_calls(ran)
             if self.output.over_limit and self._own_limit:
                 text = f"Internal tool call safety limit ({self._most_calls}) reached"
-                raise refused("max_tool_calls_exceeded", text, status=500)
+                return Ending("failed", error={"code": "max_tool_calls_exceeded", "message": text})
             if not ran or len(ran) < len(calls):
-                await self._end("completed")
-                return
+                return Ending("completed")
             choice = later_choice(choice)
 
     async def _open(self) -> None:
@@ -256,29 +268,27 @@ class Session:
     async def _fail(self, error: ApiError) -> None:
         """The answer to a request that cannot be completed: an HTTP error while that is possible, else a response
         that says so."""
-        self._abandon(self.output.end_turn(cut=True))
         if not self.outlet.started and not self.job.background:
             self.outlet.refuse(error)
             return
-        self.state.error = {"code": error.code, "message": error.message}
-        if self.job.stream:
-            self.sessions.metrics.stream_failures.inc(self.job.request.model, error.code)
-        await self._end("failed")
+        await self._end(Ending("failed", error={"code": error.code, "message": error.message}))
 
-    async def _end(self, status: str, incomplete: str | None = None) -> None:
+    async def _end(self, ending: Ending) -> None:
         """Store the response, then tell the client."""
-        if status == "cancelled":
-            self._abandon(self.output.end_turn(cut=True))
-        state = self.state
-        state.status = status
-        state.incomplete = incomplete
-        state.usage = self.usage
+        self._ending = True
+        self._abandon(self.output.end_turn(cut=True))
+        status, code = ending.status, ""
+        if ending.error is not None:
+            code = ending.error["code"]
+            if self.job.stream:
+                self.sessions.metrics.stream_failures.inc(self.job.request.model, code)
+        self.state = State(status, None, ending.error, ending.incomplete, self.usage)
         if status in ("completed", "incomplete"):
-            state.completed = time.time()
+            self.state.completed = time.time()
         shown = self.shown()
         body = orjson.dumps(shown)
         await self.sessions.ended(self, body)
         if status != "cancelled":
             self.writer.event(f"response.{status}", {"response": shown})
         self._flush()
-        self.outlet.finish(body, (self.state.error or {}).get("code", ""))
+        self.outlet.finish(body, code)
