@@ -62,7 +62,15 @@ class ToolCallEnd(Event, frozen=True, tag="te"):
     index: int
 
 
+class LogprobsDelta(Event, frozen=True, tag="lp"):
+    """Log-probabilities of tokens of the visible answer, behind the text they belong to. Each entry is ``{"token",
+    "logprob", "bytes", "top_logprobs": [{"token", "logprob", "bytes"}]}``. No parser makes it."""
+
+    entries: list[dict[str, Any]]
+
+
 ParserEvent = ReasoningDelta | ContentDelta | ToolCallStart | ToolCallArguments | ToolCallEnd
+TurnEvent = ParserEvent | LogprobsDelta
 
 
 # --------------------------------------------------------------------------------------------------
@@ -381,7 +389,7 @@ class StreamEnd(Message, frozen=True, tag="send"):
 
 
 class TurnEvents(Message, frozen=True, tag="tevents"):
-    """Parser events of one tick, for a multi-turn session; ``events`` is a msgpack list of ``ParserEvent``."""
+    """Events of one tick, for a multi-turn session; ``events`` is a msgpack list of ``TurnEvent``."""
 
     seq: int
     events: bytes

@@ -305,6 +305,11 @@ def turn_sampling(request: ResponsesRequest) -> TurnSampling:
     )
 
 
+def wants_logprobs(request: ResponsesRequest) -> bool:
+    """Whether the answer's text is to carry log-probabilities."""
+    return "message.output_text.logprobs" in (request.include or ())
+
+
 def turn_request(
     parsed: Parsed, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], engine_id: str
 ) -> TurnRequest:
@@ -313,7 +318,6 @@ def turn_request(
     (``responses_tools.chat_tools`` and what MCP servers offer)."""
     request = parsed.request
     system = [{"role": "system", "content": request.instructions}] if request.instructions is not None else []
-    wants_logprobs = "message.output_text.logprobs" in (request.include or ())
     return TurnRequest(
         model=request.model,
         engine_id=engine_id,
@@ -325,7 +329,7 @@ def turn_request(
         effort=request.reasoning.effort if request.reasoning is not None else None,
         sampling=turn_sampling(request),
         top_logprobs=request.top_logprobs,
-        logprobs=wants_logprobs,
+        logprobs=wants_logprobs(request),
         stream=bool(request.stream),
         routing_id=request.request_id or "",
     )

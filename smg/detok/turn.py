@@ -9,10 +9,11 @@ import msgspec
 from smg.api.errors import ApiError
 from smg.detok.choice import Choice
 from smg.detok.host import Host
+from smg.detok.logprobs import chat_entries
 from smg.detok.run import Run
 from smg.detok.usage import Usage
 from smg.engines.base import TokenLogprobs
-from smg.messages import Dispatch, GenerationPlan, ParserEvent, TurnEnd, TurnEvents
+from smg.messages import Dispatch, GenerationPlan, LogprobsDelta, ParserEvent, TurnEnd, TurnEvent, TurnEvents
 from smg.vocab.decode import DecodeTable
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -23,8 +24,10 @@ class TurnRenderer:
 
     streaming = True
 
-    def __init__(self) -> None:
-        self._events: list[ParserEvent] = []
+    def __init__(self, alternatives: int, table: DecodeTable) -> None:
+        self._alternatives = alternatives
+        self._table = table
+        self._events: list[TurnEvent] = []
 
     def on_tokens(
         self,
@@ -34,9 +37,19 @@ class TurnRenderer:
         logprobs: TokenLogprobs | None,
     ) -> None:
         self._events += events
+        if choice.logprobs is not None:
+            self._add_logprobs(choice, all_left=False)
+
+    def _add_logprobs(self, choice: Choice, *, all_left: bool) -> None:
+        tracker = choice.logprobs
+        entries = [entry for entry in tracker.take(all_left=all_left) if entry.answer] if tracker is not None else ()
+        if entries:
+            self._events.append(LogprobsDelta(chat_entries(entries, self._table, self._alternatives)))
 
     def on_choice_end(self, choice: Choice) -> None:
-        """The turn's end is a message of its own."""
+        """What has no text is due too, unless a stop string took its text away."""
+        if choice.logprobs is not None:
+            self._add_logprobs(choice, all_left=not choice.stop_string_matched)
 
     def on_end(self, usage: Usage) -> None:
         """The turn's end is a message of its own."""
@@ -58,7 +71,7 @@ class TurnRun(Run):
     __slots__ = ("_turn",)
 
     def __init__(self, host: Host, dispatch: Dispatch, plan: GenerationPlan, table: DecodeTable) -> None:
-        self._turn = TurnRenderer()
+        self._turn = TurnRenderer(plan.response.logprobs or 0, table)
         super().__init__(host, dispatch, plan, table, self._turn)
 
     def _send_collected(self) -> None:

@@ -96,6 +96,20 @@ def test_stream(client: OpenAI, model: str) -> None:
     assert client.responses.retrieve(last.id).to_dict() == last.to_dict()
 
 
+def test_logprobs(client: OpenAI, model: str) -> None:
+    events = checked_events(
+        client.responses.create(
+            model=model, input="Say the alphabet", stream=True, top_logprobs=2,
+            include=["message.output_text.logprobs"],
+        )
+    )  # fmt: skip
+    [part] = checked(events[-1].response).output[0].content
+    assert len(part.logprobs) >= 5
+    assert all(len(entry.top_logprobs) == 2 for entry in part.logprobs)
+    found = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert [entry.logprob for entry in found] == [entry.logprob for entry in part.logprobs]
+
+
 @pytest.mark.parametrize("tools", [[], TOOLS])
 def test_stream_helper_adds_up(client: OpenAI, model: str, tools: list[Any]) -> None:
     request: dict[str, Any] = {"model": model, "input": "Is it cold in Oslo?", "tools": tools}

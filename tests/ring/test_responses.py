@@ -233,6 +233,27 @@ def test_conversations() -> None:
     run(test)
 
 
+def test_logprobs() -> None:
+    async def test() -> None:
+        async with scripted() as (_, gw):
+            wanted = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+            chat = (await gw.chat("hi", logprobs=True, top_logprobs=2, max_tokens=None)).json()
+            expected = chat["choices"][0]["logprobs"]["content"]
+            for text in ("hi", "Think"):
+                whole = await create(gw, text, **wanted)
+                events = await stream(gw, text, **wanted)
+                parts = [shown["output"][-1]["content"][0] for shown in (whole, events[-1]["response"])]
+                assert parts[0] == parts[1]
+                deltas = [e["logprobs"] for e in events if e["type"] == "response.output_text.delta"]
+                assert [entry for entries in deltas for entry in entries] == parts[0]["logprobs"]
+                if text == "hi":
+                    assert parts[0]["logprobs"] == expected
+                    assert len(expected[0]["top_logprobs"]) == 2
+                assert "".join(entry["token"] for entry in parts[0]["logprobs"]).startswith(parts[0]["text"])
+
+    run(test)
+
+
 def test_limits_and_failures() -> None:
     async def test() -> None:
         async with scripted("--disable-retries", "--disable-circuit-breaker") as (engine, gw):

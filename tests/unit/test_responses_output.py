@@ -18,6 +18,7 @@ from smg.frontend.sessions.results import bounded, call_error, model_text, outpu
 from smg.mcp.base import ServerTools, ToolError, ToolInfo, ToolResult
 from smg.messages import (
     ContentDelta,
+    LogprobsDelta,
     ParserEvent,
     ReasoningDelta,
     ToolCallArguments,
@@ -293,6 +294,23 @@ def test_endless_white_space_is_let_through() -> None:
     for _ in range(MAX_BLANK + 10):
         output.feed([ContentDelta("\n")])
     assert output.items[0]["type"] == "message"
+
+
+def test_logprobs_travel_with_their_text() -> None:
+    one, two, three = ({"token": word, "logprob": -1.0, "bytes": [], "top_logprobs": []} for word in "abc")
+    output = Output(EventWriter(True), NAMES, 10, logprobs=True)
+    output.feed([LogprobsDelta([one])])
+    output.feed([ContentDelta("ab"), LogprobsDelta([two])])
+    output.feed([ContentDelta("c")])
+    output.feed([LogprobsDelta([three])])
+    output.end_turn(cut=False)
+    output.feed(call(0, "look", "{}"))
+    output.end_turn(cut=False)
+    found = events(output.writer.take())
+    deltas = [(e["delta"], e["logprobs"]) for e in found if e["type"] == "response.output_text.delta"]
+    assert deltas == [("ab", [one, two]), ("c", []), ("", [three])]
+    [done] = [event for event in found if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == output.items[0]["content"][0]["logprobs"] == [one, two, three]
 
 
 def test_stored_input() -> None:

@@ -27,9 +27,19 @@ from smg.frontend.sessions.output_items import (
     TextKind,
 )
 from smg.mcp.base import ServerTools, ToolInfo
-from smg.messages import ContentDelta, ParserEvent, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
+from smg.messages import (
+    ContentDelta,
+    LogprobsDelta,
+    ParserEvent,
+    ReasoningDelta,
+    ToolCallArguments,
+    ToolCallEnd,
+    ToolCallStart,
+    TurnEvent,
+)
 
 MAX_BLANK = 64
+NO_ENTRIES: list[dict[str, Any]] = []
 
 
 @dataclass(slots=True)
@@ -46,20 +56,22 @@ class Output:
     """See the module's text. ``most_calls`` bounds the calls that the gateway runs; later ones are dropped and
     ``over_limit`` is set."""
 
-    def __init__(self, writer: EventWriter, names: ToolNames, most_calls: int) -> None:
+    def __init__(self, writer: EventWriter, names: ToolNames, most_calls: int, *, logprobs: bool = False) -> None:
         self.writer = writer
         self.names = names
         self.items: list[Item] = []
         self.over_limit = False
         self._calls_left = most_calls
         self._text: TextItem | None = None
+        self._logprobs = logprobs
+        self._entries: list[dict[str, Any]] = []  # log-probabilities of text that is still to come
         self._blank = ""  # white space where a message could begin
         self._open: dict[int, Call] = {}
         self._turn: list[Call] = []
 
     # From the model ------------------------------------------------------------------------------
 
-    def feed(self, events: Iterable[ParserEvent]) -> None:
+    def feed(self, events: Iterable[TurnEvent]) -> None:
         """Events of one generation; neighbouring pieces of one text become one stream event."""
         pending: list[str] = []
         kind = MESSAGE
@@ -70,6 +82,8 @@ class Output:
                     self._add_text(kind, pending)
                 kind = wanted
                 pending.append(event.text)
+            elif isinstance(event, LogprobsDelta):
+                self._entries += event.entries
             else:
                 self._add_text(kind, pending)
                 self._on_call(event)
@@ -87,25 +101,31 @@ class Output:
                 self._blank = text if text.isspace() and len(text) <= MAX_BLANK else ""
                 if self._blank:
                     return
-            self._open_text(kind, text)
-        else:
-            current.add(text)
+            current = self._open_text(kind)
+        current.add(text, self._take_entries(kind))
 
-    def _open_text(self, kind: TextKind, text: str) -> None:
+    def _open_text(self, kind: TextKind) -> TextItem:
         self._close_text("completed")
-        self._text = TextItem(self.writer, len(self.items), kind)
+        self._text = TextItem(self.writer, len(self.items), kind, logprobs=self._logprobs and kind is MESSAGE)
         self.items.append(self._text.item)
-        self._text.add(text)
+        return self._text
+
+    def _take_entries(self, kind: TextKind) -> list[dict[str, Any]]:
+        if kind is not MESSAGE or not self._entries:
+            return NO_ENTRIES
+        entries, self._entries = self._entries, []
+        return entries
 
     def _close_text(self, status: str) -> None:
         if self._text is not None:
-            self._text.close(status)
+            self._text.close(status, self._take_entries(self._text.kind))
             self._text = None
 
     def _on_call(self, event: ParserEvent) -> None:
         if isinstance(event, ToolCallStart):
             self._blank = ""  # it only set the call apart
             self._close_text("completed")
+            self._entries = []  # those of the call's own tokens
             call = self._begin(event.name)
             self._open[event.index] = call
             self._turn.append(call)
@@ -145,9 +165,10 @@ class Output:
         """One generation has ended (``cut``: before the model wanted to). Its calls, in order."""
         status = "incomplete" if cut else "completed"
         if self._blank and not self._turn:
-            self._open_text(MESSAGE, self._blank)
+            self._open_text(MESSAGE).add(self._blank, self._take_entries(MESSAGE))
         self._blank = ""
         self._close_text(status)
+        self._entries = []
         for call in self._open.values():
             call.close(status)
         self._open.clear()

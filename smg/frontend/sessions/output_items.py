@@ -38,22 +38,22 @@ class OpenItem:
 
 @dataclass(frozen=True)
 class TextKind:
-    """What distinguishes an answer's text from a thought. ``extra``: members of every delta and done event."""
+    """What distinguishes an answer's text from a thought: the name of its events and of its content part, and members
+    of the part."""
 
     event: str
     part: str
     members: dict[str, Any]
-    extra: dict[str, Any]
 
 
-MESSAGE = TextKind("response.output_text", "output_text", {"annotations": []}, {"logprobs": []})
-REASONING = TextKind("response.reasoning_text", "reasoning_text", {}, {})
+MESSAGE = TextKind("response.output_text", "output_text", {"annotations": []})
+REASONING = TextKind("response.reasoning_text", "reasoning_text", {})
 
 
 class TextItem(OpenItem):
-    """A message or a reasoning item with its one content part."""
+    """A message or a reasoning item with its one content part. ``logprobs``: the part carries log-probabilities."""
 
-    def __init__(self, writer: EventWriter, index: int, kind: TextKind) -> None:
+    def __init__(self, writer: EventWriter, index: int, kind: TextKind, *, logprobs: bool = False) -> None:
         item: Item
         if kind is MESSAGE:
             item = {"type": "message", "id": item_id("message"), "role": "assistant", "content": []}
@@ -64,26 +64,35 @@ class TextItem(OpenItem):
         self.kind = kind
         self.place["content_index"] = 0
         self._pieces: list[str] = []
-        self._frame = DeltaFrame(f"{kind.event}.delta", self.place, kind.extra) if writer.streaming else None
+        self._entries: list[dict[str, Any]] | None = [] if logprobs else None
+        extra: dict[str, Any] = {"logprobs": []} if kind is MESSAGE else {}
+        self._frame = DeltaFrame(f"{kind.event}.delta", self.place, extra) if writer.streaming else None
         self.added()
         writer.event("response.content_part.added", self.place | {"part": self._part("")})
 
     def _part(self, text: str) -> Item:
-        return {"type": self.kind.part, "text": text, **self.kind.members}
+        part = {"type": self.kind.part, "text": text, **self.kind.members}
+        return part if self._entries is None else part | {"logprobs": list(self._entries)}
 
-    def add(self, text: str) -> None:
-        """More of the text."""
+    def add(self, text: str, entries: list[dict[str, Any]]) -> None:
+        """More of the text, and the log-probabilities that have come with it."""
         self._pieces.append(text)
-        if self._frame is not None:
+        if entries and self._entries is not None:
+            self._entries += entries
+            self.writer.event(f"{self.kind.event}.delta", self.place | {"delta": text, "logprobs": entries})
+        elif self._frame is not None:
             self.writer.delta(self._frame, text)
 
-    def close(self, status: str) -> None:
+    def close(self, status: str, entries: list[dict[str, Any]]) -> None:
         """The text is complete ("completed") or was cut ("incomplete")."""
+        if entries:
+            self.add("", entries)
         text = "".join(self._pieces)
         part = self._part(text)
         self.item["content"] = [part]
         self.item["status"] = status
-        self.writer.event(f"{self.kind.event}.done", self.place | {"text": text} | self.kind.extra)
+        extra = {"logprobs": self._entries or []} if self.kind is MESSAGE else {}
+        self.writer.event(f"{self.kind.event}.done", self.place | {"text": text} | extra)
         self.writer.event("response.content_part.done", self.place | {"part": part})
         self.done()
 

@@ -12,7 +12,7 @@ import orjson
 
 from smg.api.errors import ApiError, refused
 from smg.api.ids import uuid7
-from smg.api.responses import turn_encoder
+from smg.api.responses import turn_encoder, wants_logprobs
 from smg.frontend.sessions.events import EventWriter
 from smg.frontend.sessions.items import Item, approved_requests, model_items
 from smg.frontend.sessions.job import Job, State, Usage, response_object
@@ -30,7 +30,7 @@ from smg.frontend.sessions.turns import (
     tool_names,
 )
 from smg.mcp.base import ToolError, ToolResult, ToolSet
-from smg.messages import ParserEvent, TurnEnd
+from smg.messages import TurnEnd, TurnEvent
 
 if TYPE_CHECKING:
     from smg.frontend.sessions.manager import Sessions
@@ -74,7 +74,7 @@ class Session:
         self._cancelled = False
         self._ending = False
         self._at_once = asyncio.Semaphore(CALLS_AT_ONCE if job.request.parallel_tool_calls is not False else 1)
-        self.output = Output(self.writer, self.names, self._most_calls)
+        self.output = Output(self.writer, self.names, self._most_calls, logprobs=wants_logprobs(job.request))
 
     # Life ----------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ class Session:
             raise refused(code, message, status=status)
         return outcome
 
-    def _on_events(self, events: Sequence[ParserEvent]) -> None:
+    def _on_events(self, events: Sequence[TurnEvent]) -> None:
         self.output.feed(events)
         if self.writer.streaming:
             self.outlet.write(self.writer.take())

@@ -9,9 +9,9 @@ import msgspec
 from smg.api.errors import ApiError, refused
 from smg.api.responses import TURN_PATH
 from smg.frontend.exchange import DONE, STREAMING, WAITING, Exchange
-from smg.messages import ParserEvent, Reply, TurnEnd, TurnEvents
+from smg.messages import Reply, TurnEnd, TurnEvent, TurnEvents
 
-_decode = msgspec.msgpack.Decoder(list[ParserEvent]).decode
+_decode = msgspec.msgpack.Decoder(list[TurnEvent]).decode
 
 
 class _ErrorBody(msgspec.Struct):
@@ -38,7 +38,7 @@ class TurnExchange(Exchange):
 
     def __init__(
         self, request_id: str, headers: dict[str, str], received: float, deadline: float,
-        encode: Callable[[], bytes], on_events: Callable[[Sequence[ParserEvent]], None],
+        encode: Callable[[], bytes], on_events: Callable[[Sequence[TurnEvent]], None],
     ) -> None:  # fmt: skip
         super().__init__(0, TURN_PATH, request_id, headers, encode(), None, 0, received, deadline)
         self._encode = encode
@@ -55,7 +55,7 @@ class TurnExchange(Exchange):
             self._end(_api_error(message))
 
     def events(self, message: TurnEvents) -> None:
-        """Parser events of one tick."""
+        """Events of one tick."""
         if self.state == WAITING:
             self.state = STREAMING
             self.body = b""
