@@ -128,6 +128,6 @@ def test_public_templates(name: str) -> None:
     corpus = os.environ.get("SMG_TEST_CORPUS")
     if not corpus:
         pytest.skip("SMG_TEST_CORPUS is not set: no public chat templates")
-    source = (Path(corpus) / "chat_templates" / f"{name}.jinja").read_text()
+    source = (Path(corpus) / f"{name}.jinja").read_text()
     switch = detect_switch(source, Template(source).probe)
     assert (switch.key, switch.default_on) == PUBLIC[name]
