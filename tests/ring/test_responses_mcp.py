@@ -14,6 +14,7 @@ import httpx
 import pytest
 import yaml
 from gateway import Gateway, alive, gateway
+from mcp_hosts import by_url, host, text, tools_of
 from mcp_process import SERVER, ServerProcess, mcp_server, start_server
 from sim_worker import worker
 
@@ -293,14 +294,11 @@ def test_a_client_that_leaves_cancels_the_call(tmp_path: Path) -> None:
     async def test() -> None:
         async with mcp_server("streamable") as server, setting(tmp_path, "--mcp-allow-private-hosts") as gw:
             body = {"model": "sim", "input": "Hang on", "tools": [dynamic(server)], "stream": True}
-            async with gw.http.stream("POST", "/v1/responses", json=body) as response:
-                async for line in response.aiter_lines():
-                    if '"response.mcp_call_arguments.done"' in line:
-                        break
-            from mcp_hosts import by_url, host, text, tools_of
-
             async with host(tmp_path) as own:
                 tools = await tools_of(own, by_url(server.url))
+                async with gw.http.stream("POST", "/v1/responses", json=body):
+                    while await text(tools, "beginnings") != "1":
+                        await asyncio.sleep(0.02)
                 while await text(tools, "cancellations") != "1":
                     await asyncio.sleep(0.02)
 

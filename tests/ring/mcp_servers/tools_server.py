@@ -16,6 +16,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ImageContent, TextContent, ToolAnnotations
 
 server = MCPServer("test tools", log_level="CRITICAL")
+begun = 0
 cancelled = 0
 
 
@@ -40,13 +41,20 @@ def boom() -> str:
 @server.tool()
 async def hang() -> str:
     """Never answer."""
-    global cancelled
+    global begun, cancelled
+    begun += 1
     try:
         await asyncio.Event().wait()
     except asyncio.CancelledError:
         cancelled += 1
         raise
     return "never"
+
+
+@server.tool()
+def beginnings() -> str:
+    """How often hang was called."""
+    return str(begun)
 
 
 @server.tool()
