@@ -82,6 +82,7 @@ class ZmqAdmin:
         self._saved: SavedState | None = None
         self._server: HandshakeServer | None = None
         self._changed = asyncio.Event()
+        self._adoption: asyncio.TimerHandle | None = None
         self._state_file = Path(f"{self.path}-state.json")
         check_paths(self.path, self._clients, count)
 
@@ -245,12 +246,20 @@ class ZmqAdmin:
 
     def detok_appeared(self, detok: int) -> None:
         self.attach(detok)
-        self._hub.router.loop.call_later(ADOPTION_SECS, self._check_links)
+        self._stop_adoption()
+        self._adoption = self._hub.router.loop.call_later(ADOPTION_SECS, self._check_links)
 
     def detok_vanished(self, detok: int) -> None:
+        # The time of its successor counts, from when that one appears.
+        self._stop_adoption()
         for rank in self.ranks:
             rank.links.discard(detok)
         self.update()
+
+    def _stop_adoption(self) -> None:
+        if self._adoption is not None:
+            self._adoption.cancel()
+            self._adoption = None
 
     def _check_links(self) -> None:
         """Engines nobody has found again are gone."""
@@ -411,6 +420,7 @@ class ZmqAdmin:
 
     async def close(self) -> None:
         """Give the worker up. Its engines keep running, and can be taken over as long as the state file is there."""
+        self._stop_adoption()
         if self._server is not None:
             self._server.close()
             self._server = None

@@ -388,6 +388,32 @@ def test_what_a_crash_costs(role: str) -> None:
     run(test)
 
 
+def test_a_stream_that_has_begun_fails_with_its_detok_process() -> None:
+    """Its client has seen text, so the turn cannot be repeated: stream and generation end, in order."""
+
+    async def test() -> None:
+        async with talkative() as (engine, gw):
+            events: list[dict[str, Any]] = []
+            killed = False
+            async with gw.http.stream("POST", "/v1/responses", json=SLOW | {"stream": True}) as response:
+                async for line in response.aiter_lines():
+                    if line.startswith("data: "):
+                        events.append(json.loads(line[6:]))
+                    if not killed and events and events[-1]["type"] == "response.output_text.delta":
+                        killed = True
+                        await gw.kill("detok")
+            assert [event["sequence_number"] for event in events] == list(range(len(events)))
+            assert [event["type"] for event in events if "response" in event][2:] == ["response.failed"]
+            failed = events[-1]["response"]
+            assert failed["status"] == "failed" and failed["error"]["code"]
+            assert text_of(failed) == "".join(event.get("delta", "") for event in events) != ""
+            assert (await gw.http.get(f"/v1/responses/{failed['id']}")).json() == failed
+            async with asyncio.timeout(5.0):
+                await until(lambda: running(engine) == 0)
+
+    run(test)
+
+
 def test_tenants_see_their_own_records() -> None:
     async def test() -> None:
         flags = ("--tenant-api-key", "red:r-key", "--tenant-api-key", "blue:b-key")

@@ -68,6 +68,7 @@ def stop(process: subprocess.Popen[bytes]) -> None:
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    pytest.importorskip("redis")
     port = free_port()
     words = (program("redis-server"), "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--daemonize", "no")
     process = subprocess.Popen(words, cwd=tmp_path_factory.mktemp("redis"), stdout=subprocess.DEVNULL)
@@ -80,6 +81,7 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def postgres_url() -> Iterator[str]:
+    pytest.importorskip("asyncpg")
     initdb, server = program("initdb"), program("postgres")
     # The server refuses to run as root, and another user cannot reach into pytest's private directories.
     user: dict[str, Any] = {"user": "nobody"} if os.geteuid() == 0 else {}
