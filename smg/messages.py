@@ -438,7 +438,8 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ``tokenizer`` names an entry of the tokenizer table; ``kinds`` are the engine kinds of its workers (a plan carries
     one ready-made request per kind); ``context_length`` and ``vocab_size`` 0 = unknown. ``tool_parser`` and
     ``reasoning_parser`` are per-model overrides ("" = none). ``default_sampling`` is the worker's generation config.
-    ``class_labels`` names the classes of a classifier by their index.
+    ``class_labels`` names the classes of a classifier by their index. ``prefix_routed``: which worker has seen a
+    prompt's prefix may decide where it goes, so plans carry block hashes.
     """
 
     id: str
@@ -456,6 +457,7 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     ready_workers: int = 0
     supports_embedding: bool = False
     class_labels: dict[str, str] = {}
+    prefix_routed: bool = True
 
 
 class TokenizerSource(msgspec.Struct, array_like=True, frozen=True, gc=False):

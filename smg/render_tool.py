@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, BinaryIO, TextIO
 
@@ -41,7 +42,7 @@ class _RecordingModel(TokenizerModel):
 
     last: RenderedPrompt | None = None
 
-    def prepare(self, request: RenderRequest) -> tuple[RenderedPrompt, list[int]]:
+    def prepare(self, request: RenderRequest) -> tuple[RenderedPrompt, array[int]]:
         self.last, ids = super().prepare(request)
         return self.last, ids
 

@@ -170,7 +170,10 @@ def _planned(draft: Draft, parts: list[PromptPart], block_size: int) -> Planned:
         endpoint=draft.engine_api,
         request_id=draft.request_id,
         parts=parts,
-        route_parts=[RoutePart(len(prompt.ids), block_hashes(prompt.ids, block_size)) for prompt in draft.prompts],
+        route_parts=[
+            RoutePart(len(prompt.ids), block_hashes(prompt.ids, block_size) if draft.info.prefix_routed else b"")
+            for prompt in draft.prompts
+        ],
         stop=StopPlan(
             strings=list(strings),
             token_ids=list(sampling.stop_token_ids),

@@ -8,7 +8,7 @@ callback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -156,6 +156,10 @@ class Call(Protocol):
         their own, else does nothing; the sink must expect more deltas of it."""
 
 
+PromptEncoder = Callable[[str, str, Sequence[int]], bytes]
+"""(request id, prompt text, prompt ids) -> bytes of the engine's generate request."""
+
+
 class RequestCodec(Protocol):
     """Pure translation for one engine kind (tokenizer pool side)."""
 
@@ -163,6 +167,10 @@ class RequestCodec(Protocol):
 
     def encode(self, request: EngineRequest) -> bytes:
         """Bytes of the engine's generate request. Raises ``BuildError``."""
+
+    def bind(self, request: EngineRequest) -> PromptEncoder:
+        """An encoder for requests that differ from ``request`` only in id and prompt; what they share is encoded now.
+        Raises ``BuildError``, and so does the encoder."""
 
     def extend(self, request: bytes, generated: Sequence[int]) -> bytes:
         """The same request with ``generated`` ids appended to the prompt and the token limits lowered by as many

@@ -137,6 +137,7 @@ class Registry:
             display_name=card.display_name,
             ready_workers=sum(worker.status == READY for worker in known),
             supports_embedding=any(worker.supports_embedding for worker in known),
+            prefix_routed=len(known) > 1,
             class_labels=class_labels(card.extra.get("id2label") or first.labels.get("id2label_json")),
         )
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from smg.vocab.controls import AddedToken, TextFinder
 
-Encode = Callable[[str], list[int]]
+Encode = Callable[[str], "array[int]"]
 
 _PROBES = ("ab", " x", "1 2", "été")
 # Bytes of an entry beside its text and ids: the two objects, the key, the slot in the table.
@@ -89,15 +89,15 @@ class ExactCache:
         """Bytes in use."""
         return self._store.memory
 
-    def get(self, text: str) -> list[int] | None:
-        """The ids of a text that was encoded before (a fresh list), or None."""
+    def get(self, text: str) -> array[int] | None:
+        """The ids of a text that was encoded before, (a fresh array), or None."""
         ids = self._store.get(text)
         if ids is None:
             self.counters.misses += 1
             return None
         self.counters.hits += 1
         self.counters.reused_bytes += utf8_length(text)
-        return ids.tolist()
+        return ids[:]
 
     def put(self, text: str, ids: Sequence[int]) -> None:
         """Remember the ids of a text."""
@@ -131,7 +131,7 @@ class PrefixCache:
         """The special tokens behind which a prefix may end."""
         return frozenset(self._boundaries)
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> array[int]:
         """The ids of a text, from its longest known prefix on."""
         cuts = self._cuts(text)
         if not cuts:
@@ -143,7 +143,7 @@ class PrefixCache:
             if known is not None:
                 self.counters.hits += 1
                 self.counters.reused_bytes += utf8_length(text[: cuts[index][0]])
-                return self._extend(text, cuts, keys, index, known.tolist())
+                return self._extend(text, cuts, keys, index, known[:])
         self.counters.misses += 1
         ids = self._encode(text[: cuts[0][0]])
         if not ids or ids[-1] != self._boundaries[cuts[0][1]]:
@@ -152,8 +152,8 @@ class PrefixCache:
         return self._extend(text, cuts, keys, 0, ids)
 
     def _extend(
-        self, text: str, cuts: list[tuple[int, str]], keys: list[bytes], index: int, ids: list[int]
-    ) -> list[int]:
+        self, text: str, cuts: list[tuple[int, str]], keys: list[bytes], index: int, ids: array[int]
+    ) -> array[int]:
         """``ids`` are those up to cut ``index``: add the rest, store what is worth it."""
         first = index + 1
         kept = {*range(first, min(first + _FIRST_BOUNDARIES, len(cuts)))}
@@ -197,11 +197,11 @@ class PrefixCache:
 
     def _is_boundary(self, token: AddedToken) -> bool:
         """Whether text on the two sides of a token is encoded independently."""
-        if not token.exact or self._encode(token.text) != [token.id]:
+        if not token.exact or self._encode(token.text).tolist() != [token.id]:
             return False
         for probe in _PROBES:
             before, behind = self._encode(probe + token.text), self._encode(token.text + probe)
-            if behind[:1] != [token.id] or self._encode(probe + token.text + probe) != before + behind[1:]:
+            if behind[:1].tolist() != [token.id] or self._encode(probe + token.text + probe) != before + behind[1:]:
                 return False
         return True
 

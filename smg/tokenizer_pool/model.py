@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -134,17 +135,17 @@ class TokenizerModel:
         """The renderer applies ``tool_choice`` itself and takes the client's tool list."""
         return self.renderer.keeps_tools
 
-    def prepare(self, request: RenderRequest) -> tuple[RenderedPrompt, list[int]]:
+    def prepare(self, request: RenderRequest) -> tuple[RenderedPrompt, array[int]]:
         """The rendered prompt and its ids. Raises ``PromptError``."""
         rendered = self.renderer.render(request)
         return rendered, self.encode_pieces(rendered.pieces)
 
-    def prepare_responses(self, conversation: ResponsesConversation) -> tuple[RenderedPrompt, list[int]]:
+    def prepare_responses(self, conversation: ResponsesConversation) -> tuple[RenderedPrompt, array[int]]:
         """The same for a Responses conversation of a model that speaks Harmony. Raises ``PromptError``."""
         rendered = self.renderer.render_responses(conversation)
         return rendered, self.encode_pieces(rendered.pieces)
 
-    def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[Piece]) -> array[int]:
         """The ids of a prompt in pieces. Where no untrusted piece holds control-token text, and none follows another
         directly, the pieces mean the same as their text, which the caches may know. Raises ``PromptError`` for text
         that is no Unicode."""
@@ -155,12 +156,12 @@ class TokenizerModel:
         except (UnicodeEncodeError, TypeError):  # each encoder has its own way to refuse a lone surrogate
             raise PromptError("The conversation contains text that is not valid Unicode") from None
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> array[int]:
         """Ids of a text with control tokens recognised and nothing added; from the caches where they are on."""
         ids = self.l0.get(text) if self.l0 is not None else None
         if ids is None:
             by_prefix = self.l1 is not None and not self.encoder.cuts_up(text)
-            ids = self.l1.encode(text) if self.l1 is not None and by_prefix else self.encoder.encode(text)
+            ids = self.l1.encode(text) if self.l1 is not None and by_prefix else self.encoder.encode_ids(text)
             if self.l0 is not None:
                 self.l0.put(text, ids)
         for meter in self._meters:
@@ -200,7 +201,7 @@ class TokenizerModel:
             self.l0 = ExactCache(entries, options.tokenizer_cache_l0_max_memory // share)
         if options.tokenizer_cache_enable_l1:
             memory = options.tokenizer_cache_l1_max_memory // share
-            self.l1 = PrefixCache(self.encoder.encode, self.encoder.added_tokens, memory)
+            self.l1 = PrefixCache(self.encoder.encode_ids, self.encoder.added_tokens, memory)
         if metrics is not None:
             caches = (("l0", self.l0), ("l1", self.l1))
             self._meters = [_Meter(layer, cache.counters, metrics) for layer, cache in caches if cache is not None]

@@ -43,7 +43,7 @@ _NATIVE_SWITCHES = {
 # These write what ``tool_choice`` says into the prompt themselves and take the client's tool list as it is.
 _KEEPING_TOOLS = ("kimi_k3", "harmony")
 # White space to Python's str.strip, not to the fast engine's: the information separators, as JSON escapes them.
-_ODD_SPACE = re.compile(r"\\u001[c-f]", re.IGNORECASE)
+_ODD_SPACE = re.compile(rb"\\u001[c-f]", re.IGNORECASE)
 
 
 class PromptRenderer:
@@ -129,7 +129,7 @@ class _JinjaRenderer:
             argument_texts=texts,
         )
         supplied = supplied_json(given)
-        given.fast = _ODD_SPACE.search(supplied) is None
+        given.fast = b"\\" not in supplied or _ODD_SPACE.search(supplied) is None
         if self._typescript_tools:
             given.kwargs = kwargs | template_variables(request.tools)
         rendered = self._template.render(given)

@@ -82,10 +82,19 @@ class TextFinder:
         return self.pattern.search(text) is not None
 
 
-class JsonFinder(TextFinder):
-    """Finds texts in the JSON form of a value (written without escaping non-ASCII)."""
+class JsonFinder:
+    """Finds texts in the UTF-8 JSON form of a value (written without escaping non-ASCII)."""
 
-    __slots__ = ()
+    __slots__ = ("_firsts", "_pattern")
 
     def __init__(self, texts: Sequence[str]) -> None:
-        super().__init__([json.dumps(text, ensure_ascii=False)[1:-1] for text in texts])
+        escaped = [json.dumps(text, ensure_ascii=False)[1:-1] for text in texts]
+        self._pattern = re.compile(alternation(escaped)) if escaped else None
+        firsts = {text[0].encode() for text in escaped}
+        self._firsts = tuple(firsts) if len(firsts) <= _MAX_FIRSTS else ()
+
+    def search(self, value: bytes) -> bool:
+        """Whether one of the texts occurs."""
+        if self._pattern is None or (self._firsts and not any(first in value for first in self._firsts)):
+            return False
+        return self._pattern.search(value.decode()) is not None

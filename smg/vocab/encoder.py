@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
@@ -89,6 +91,8 @@ class Encoder:
         self.fallbacks = 0
         self._encode_text: Callable[[str], list[int]] = self._encode_reference
         self._encode_ordinary: Callable[[str], list[int]] = self._encode_without_tokens
+        # A list of texts -> (ids of all of them as uint32, offsets), both bytes.
+        self._encode_flat: Callable[[list[str]], tuple[bytes, bytes]] | None = None
         if fast:
             self._try_fast()
 
@@ -97,6 +101,21 @@ class Encoder:
         if self._sliced and len(text) > _KIMI_RUN:
             return [token for part in _kimi_slices(text) for token in self._encode_text(part)]
         return self._encode_text(text)
+
+    def encode_ids(self, text: str) -> array[int]:
+        """``encode`` as an array of uint32. The fast encoder fills it without an object per id."""
+        flat = self._encode_flat
+        if flat is None or (self._sliced and len(text) > _KIMI_RUN):
+            return array("I", self.encode(text))
+        try:
+            ids = array("I")
+            ids.frombytes(flat([text])[0])
+        except (UnicodeEncodeError, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException:  # a panic of native code is no Exception
+            self.fallbacks += 1
+            return array("I", self._encode_reference(text))
+        return ids
 
     def encode_plain(self, text: str) -> list[int]:
         """The ids of ``text`` as ordinary text: no added token is recognised in it, and no control id comes out."""
@@ -114,20 +133,20 @@ class Encoder:
         parts = [text[start:end] for start, end in pairwise([0, *cuts, len(text)])]
         return [token for part in parts for token in self._encode_without_tokens(part)]
 
-    def encode_pieces(self, pieces: Sequence[Piece]) -> list[int]:
+    def encode_pieces(self, pieces: Sequence[Piece]) -> array[int]:
         """The ids of a prompt in pieces, each encoded on its own: trusted ones like ``encode``, others like
         ``encode_plain``."""
         if len(pieces) == 1 and pieces[0].trusted:
-            return self.encode(pieces[0].text)
-        ids: list[int] = []
+            return self.encode_ids(pieces[0].text)
+        ids = array("I")
         added = self._added_ids
         for text, trusted in pieces:
             if not trusted:
-                ids += self.encode_plain(text)
+                ids.extend(self.encode_plain(text))
             elif (token_id := added.get(text)) is not None:
                 ids.append(token_id)
             else:
-                ids += self.encode(text)
+                ids += self.encode_ids(text)
         return ids
 
     def encode_framed(self, text: str) -> list[int]:
@@ -216,6 +235,7 @@ class Encoder:
             logger.warning("tokenizer %s: fastokens %s; using tokenizers", self.files.source, reason)
             return
         self._encode_text = self._guarded(fast.encode, self._encode_reference)
+        self._encode_flat = fast.encode_batch_flat if sys.byteorder == "little" else None
         if not self._prefixing:
             self._encode_ordinary = self._guarded(fast.encode_ordinary, self._encode_without_tokens)
         self.backend = "fastokens"
@@ -256,8 +276,11 @@ class Encoder:
         try:
             texts = (*SELF_CHECK_TEXTS, *mixed, "".join(sample), " ".join(SELF_CHECK_TEXTS), *self._own_words())
             for text in texts:
-                if fast.encode(text).ids != self._encode_reference(text):
+                expected = self._encode_reference(text)
+                if fast.encode(text).ids != expected:
                     return "gives other ids"
+                if fast.encode_batch_flat([text])[0] != array("I", expected).tobytes() and sys.byteorder == "little":
+                    return "gives other ids in a batch"
             for text in texts:
                 if not self.finder.search(text) and fast.encode_ordinary(text).ids != self._encode_reference(text):
                     return "gives other ids for ordinary text"

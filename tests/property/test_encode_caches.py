@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from array import array
 from functools import cache
 from pathlib import Path
 
@@ -36,9 +37,9 @@ def shipped() -> Encoder:
 @common
 def test_prefix_cache_is_exact(batch: list[str]) -> None:
     encoder = shipped()
-    prefixes = PrefixCache(encoder.encode, encoder.added_tokens, 1 << 20)
+    prefixes = PrefixCache(encoder.encode_ids, encoder.added_tokens, 1 << 20)
     for text in [*batch, *batch]:
-        assert prefixes.encode(text) == encoder.encode(text)
+        assert prefixes.encode(text).tolist() == encoder.encode(text)
 
 
 def awkward(folder: Path) -> Encoder:
@@ -54,7 +55,7 @@ def awkward(folder: Path) -> Encoder:
 
 def test_only_independent_tokens_are_boundaries(tmp_path: Path) -> None:
     encoder = awkward(tmp_path)
-    prefixes = PrefixCache(encoder.encode, encoder.added_tokens, 1 << 20)
+    prefixes = PrefixCache(encoder.encode_ids, encoder.added_tokens, 1 << 20)
     assert prefixes.boundaries == {"<|turn|>", "<|end|>", "<|endoftext|>"}
     for text in (
         "a<|turn|>+b<|end|>c",
@@ -64,7 +65,7 @@ def test_only_independent_tokens_are_boundaries(tmp_path: Path) -> None:
         "<|turn|>+",
     ):
         for _ in range(2):
-            assert prefixes.encode(text) == encoder.encode(text)
+            assert prefixes.encode(text).tolist() == encoder.encode(text)
 
 
 def test_a_vocabulary_that_prepends_a_space_has_no_boundaries(tmp_path: Path) -> None:
@@ -76,15 +77,15 @@ def test_a_vocabulary_that_prepends_a_space_has_no_boundaries(tmp_path: Path) ->
     )  # fmt: skip
     (tmp_path / "tokenizer.model").write_bytes(stream.getvalue())
     encoder = load_encoder(load_model_dir(str(tmp_path)))
-    prefixes = PrefixCache(encoder.encode, encoder.added_tokens, 1 << 20)
+    prefixes = PrefixCache(encoder.encode_ids, encoder.added_tokens, 1 << 20)
     for text in ("<turn>a b<turn> c", "<s>x</s>y z</s>"):
         for _ in range(2):
-            assert prefixes.encode(text) == encoder.encode(text)
+            assert prefixes.encode(text).tolist() == encoder.encode(text)
 
 
 def test_prefix_cache_counts() -> None:
     encoder = shipped()
-    prefixes = PrefixCache(encoder.encode, encoder.added_tokens, 1 << 20)
+    prefixes = PrefixCache(encoder.encode_ids, encoder.added_tokens, 1 << 20)
     counters = prefixes.counters
     prefixes.encode("no boundary here")
     prefixes.encode("only at the end<|end|>")
@@ -100,7 +101,7 @@ def test_prefix_cache_counts() -> None:
 def test_a_new_system_prompt_is_stored_behind_a_known_beginning() -> None:
     """Every prompt starts with the same token; that hit must not keep longer prefixes from being stored."""
     encoder = shipped()
-    prefixes = PrefixCache(encoder.encode, encoder.added_tokens, 1 << 20)
+    prefixes = PrefixCache(encoder.encode_ids, encoder.added_tokens, 1 << 20)
     prefixes.encode("<|turn|>system\nfirst<|end|>\n<|turn|>user\na")
     second = "<|turn|>system\nsecond<|end|>\n<|turn|>user\n"
     prefixes.encode(second + "b")
@@ -111,32 +112,32 @@ def test_a_new_system_prompt_is_stored_behind_a_known_beginning() -> None:
 
 def test_long_conversations_store_their_first_and_last_boundaries() -> None:
     encoder = shipped()
-    prefixes = PrefixCache(encoder.encode, encoder.added_tokens, 1 << 20)
+    prefixes = PrefixCache(encoder.encode_ids, encoder.added_tokens, 1 << 20)
     turns = "".join(f"<|turn|>user\nquestion {number}<|end|>\n" for number in range(50))
-    assert prefixes.encode(turns) == encoder.encode(turns)
+    assert prefixes.encode(turns).tolist() == encoder.encode(turns)
     assert len(prefixes) == 11
     longer = turns + "<|turn|>user\nmore"
-    assert prefixes.encode(longer) == encoder.encode(longer)
+    assert prefixes.encode(longer).tolist() == encoder.encode(longer)
     assert prefixes.counters.reused_bytes > len(turns) - 20
 
 
 def test_bytes_are_bounded() -> None:
     encoder = shipped()
-    prefixes = PrefixCache(encoder.encode, encoder.added_tokens, 8000)
+    prefixes = PrefixCache(encoder.encode_ids, encoder.added_tokens, 8000)
     for number in range(200):
         prefixes.encode(f"<|turn|>system {number}<|end|>\nx")
         assert prefixes.memory <= 8000
     assert prefixes.counters.evictions > 0
     huge = "<|turn|>" + "word " * 3000 + "<|end|>x"
-    assert prefixes.encode(huge) == encoder.encode(huge)
+    assert prefixes.encode(huge).tolist() == encoder.encode(huge)
     assert prefixes.memory <= 8000
 
 
 def test_a_token_that_is_encoded_otherwise_is_no_boundary() -> None:
     tokens = [Token(7, "<a>", True), Token(8, "<b>", True)]
 
-    def encode(text: str) -> list[int]:
-        return [7 if part == "<a>" else 1 for part in text.replace("<a>", " <a> ").split()]
+    def encode(text: str) -> array[int]:
+        return array("I", [7 if part == "<a>" else 1 for part in text.replace("<a>", " <a> ").split()])
 
     assert PrefixCache(encode, tokens, 1000).boundaries == {"<a>"}
 
@@ -147,11 +148,11 @@ def test_exact_cache() -> None:
     texts_cache.put("a", [1, 2])
     texts_cache.put("é", [3])
     first = texts_cache.get("a")
-    assert first == [1, 2]
+    assert first == array("I", [1, 2])
     first.append(9)
-    assert texts_cache.get("a") == [1, 2]
+    assert texts_cache.get("a") == array("I", [1, 2])
     texts_cache.put("c", [4])
-    assert texts_cache.get("é") is None and texts_cache.get("c") == [4]
+    assert texts_cache.get("é") is None and texts_cache.get("c") == array("I", [4])
     counters = texts_cache.counters
     assert (counters.hits, counters.misses, counters.evictions, counters.reused_bytes) == (3, 2, 1, 3)
     texts_cache.put("x" * 9000, [1])
@@ -192,8 +193,8 @@ def test_the_layers_of_a_model(l0: bool) -> None:
     made = TokenizerModel(load_model_dir(str(MODEL)), options, metrics)
     text = "<|turn|>user\nhi<|end|>\n"
     plain = made.encoder.encode(text)
-    assert made.encode(text) == plain and made.encode(text) == plain
-    assert made.encode_framed(text) == plain
+    assert [made.encode(text).tolist() for _ in range(2)] == [plain, plain]
+    assert list(made.encode_framed(text)) == plain
     if l0:
         assert metrics.lookups == [("l0", False, 0), ("l1", False, 0), ("l0", True, 23), ("l0", True, 23)]
     else:

@@ -59,8 +59,8 @@ def test_plain_text_has_no_control_tokens(shipped: Encoder) -> None:
 def test_pieces(shipped: Encoder) -> None:
     pieces = [Piece("<|turn|>"), Piece("user\n<|end|>", trusted=False), Piece("<|end|>\n<think>")]
     expected = [6001, *shipped.encode_plain("user\n<|end|>"), *shipped.encode("<|end|>\n<think>")]
-    assert shipped.encode_pieces(pieces) == expected
-    assert shipped.encode_pieces([]) == []
+    assert shipped.encode_pieces(pieces).tolist() == expected
+    assert len(shipped.encode_pieces([])) == 0
 
 
 def test_a_control_token_that_the_base_vocabulary_spells(tmp_path: Path) -> None:
@@ -289,6 +289,11 @@ def test_a_text_on_which_the_fast_encoder_fails(monkeypatch: pytest.MonkeyPatch)
 
         encode_ordinary = encode
 
+        def encode_batch_flat(self, texts: list[str]) -> tuple[bytes, bytes]:
+            self.encode(texts[0])
+            flat: tuple[bytes, bytes] = self.inner.encode_batch_flat(texts)
+            return flat
+
     Native = fastokens.Tokenizer
     monkeypatch.setattr(fastokens, "Tokenizer", Limited)
     encoder = load_encoder(load_model_dir(str(MODEL)))
@@ -296,6 +301,8 @@ def test_a_text_on_which_the_fast_encoder_fails(monkeypatch: pytest.MonkeyPatch)
     text = "ab " * 200_000
     assert encoder.encode(text) == encoder.tokenizer.encode(text, add_special_tokens=False).ids
     assert encoder.fallbacks == 1
+    assert encoder.encode_ids(text).tolist() == encoder.encode(text)
+    assert encoder.fallbacks == 3
 
 
 def test_slices_are_found_in_linear_time(tmp_path: Path, shipped: Encoder) -> None:

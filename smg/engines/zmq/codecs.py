@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
-from smg.engines.base import BuildError, EngineRequest
+from smg.engines.base import BuildError, EngineRequest, PromptEncoder
 from smg.engines.zmq.request import (
     ZmqRequest,
     check_sampling,
@@ -48,6 +49,21 @@ class ZmqCodec:
         """The request's bytes for a detok process. Raises ``BuildError``."""
         check_sampling(request.sampling)
         return encode_stored(self.build(request))
+
+    def bind(self, request: EngineRequest) -> PromptEncoder:
+        """See ``RequestCodec.bind``. Neither id nor text of the prompt is part of the stored request."""
+        check_sampling(request.sampling)
+        stored = self.build(request)
+        named = replace(request)
+
+        def encode(request_id: str, text: str, token_ids: Sequence[int]) -> bytes:
+            named.token_ids = token_ids
+            stored.prompt = encode_prompt(token_ids)
+            stored.prompt_tokens = len(token_ids)
+            stored.top_id = highest_id(named)
+            return encode_stored(stored)
+
+        return encode
 
     def build(self, request: EngineRequest) -> ZmqRequest:
         """The request, checked sampling given."""

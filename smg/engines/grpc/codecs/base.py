@@ -11,9 +11,19 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
+from functools import cached_property
 from typing import Any, ClassVar, Protocol
 
-from smg.engines.base import BuildError, Constraint, Delta, EngineRequest, Sampling, TokenLogprobs
+from smg.engines.base import (
+    BuildError,
+    Constraint,
+    Delta,
+    EngineRequest,
+    PromptEncoder,
+    Sampling,
+    TokenLogprobs,
+)
+from smg.engines.grpc.codecs.prompt import PromptFields
 from smg.engines.grpc.facts import Embedding, Health, LoadReport, RankLoad, WorkerFacts
 
 INT32_MAX = 2**31 - 1
@@ -24,6 +34,8 @@ RAW_TEXT_APIS = frozenset(("completions", "generate"))
 # Endpoints where ``skip_special_tokens`` false reaches the engine. On the others it is a wish about the gateway's text.
 SPECIAL_TOKEN_APIS = RAW_TEXT_APIS | {"responses"}
 
+# What the protobuf library raises for a value outside a field's range.
+_UNFIT = (ValueError, TypeError, OverflowError)
 _RANK_LOAD_FIELDS = tuple(f.name for f in fields(RankLoad))
 
 
@@ -42,6 +54,7 @@ class GrpcCodec(ABC):
     kind: ClassVar[str]
     service: ClassVar[str]
     request_class: ClassVar[Any]
+    prompt_ids: ClassVar[str] = "input_ids"
     supports_loads: ClassVar[bool] = False
     supports_flush: ClassVar[bool] = False
     supports_profile: ClassVar[bool] = False
@@ -53,17 +66,33 @@ class GrpcCodec(ABC):
 
     # ---- generation
 
+    @cached_property
+    def _prompt(self) -> PromptFields:
+        return PromptFields(self.request_class, self.prompt_ids)
+
     def encode(self, request: EngineRequest) -> bytes:
         """Bytes of the generate request. Raises ``BuildError`` when this engine cannot take it."""
+        return self.bind(request)(request.request_id, request.text, request.token_ids)
+
+    def bind(self, request: EngineRequest) -> PromptEncoder:
+        """See ``RequestCodec.bind``."""
+        fields = self._prompt
         try:
-            data: bytes = self.build(request).SerializeToString()
-        except (ValueError, TypeError, OverflowError) as error:  # a value outside the field's range
+            settings: bytes = self.build(request).SerializeToString()
+        except _UNFIT as error:
             raise BuildError(str(error)) from error
-        return data
+
+        def encode(request_id: str, text: str, token_ids: Sequence[int]) -> bytes:
+            try:
+                return fields.encode(request_id, text, token_ids) + settings
+            except _UNFIT as error:
+                raise BuildError(str(error)) from error
+
+        return encode
 
     @abstractmethod
     def build(self, request: EngineRequest) -> Any:
-        """The protobuf message of ``request``."""
+        """The protobuf message of ``request`` without its id and its prompt."""
 
     @abstractmethod
     def decoder(self, *, streaming: bool) -> Decoder:

@@ -35,9 +35,7 @@ class MlxCodec(base.GrpcCodec):
     def build(self, request: EngineRequest) -> Any:
         refuse_unsupported(request)
         sampling = request.sampling
-        message = pb.GenerateRequest(request_id=request.request_id, stream=request.stream)
-        message.tokenized.original_text = request.text
-        message.tokenized.input_ids.extend(request.token_ids)
+        message = pb.GenerateRequest(stream=request.stream)
         params = message.sampling_params
         if sampling.temperature is not None:
             params.temperature = sampling.temperature

@@ -55,9 +55,7 @@ class SglangCodec(base.GrpcCodec):
 
     def build(self, request: EngineRequest) -> Any:
         sampling = request.sampling
-        message = pb.GenerateRequest(request_id=request.request_id, stream=request.stream)
-        message.tokenized.original_text = request.text
-        message.tokenized.input_ids.extend(request.token_ids)
+        message = pb.GenerateRequest(stream=request.stream)
         params = message.sampling_params
         params.temperature = 1.0 if sampling.temperature is None else sampling.temperature
         params.top_p = 1.0 if sampling.top_p is None else sampling.top_p

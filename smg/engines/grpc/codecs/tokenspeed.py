@@ -52,9 +52,7 @@ class TokenspeedCodec(base.GrpcCodec):
 
     def build(self, request: EngineRequest) -> Any:
         sampling = request.sampling
-        message = pb.GenerateRequest(request_id=request.request_id, stream=request.stream)
-        message.tokenized.original_text = request.text
-        message.tokenized.input_ids.extend(request.token_ids)
+        message = pb.GenerateRequest(stream=request.stream)
         params = message.sampling_params
         for name, default in DEFAULTS.items():
             value = getattr(sampling, name)

@@ -50,12 +50,11 @@ class TrtllmCodec(base.GrpcCodec):
     kind: ClassVar[str] = "trtllm"
     service: ClassVar[str] = pb.SERVICE
     request_class: ClassVar[Any] = pb.GenerateRequest
+    prompt_ids: ClassVar[str] = "input_token_ids"
 
     def build(self, request: EngineRequest) -> Any:
         sampling = request.sampling
-        message = pb.GenerateRequest(request_id=request.request_id, streaming=request.stream)
-        message.tokenized.original_text = request.text
-        message.tokenized.input_token_ids.extend(request.token_ids)
+        message = pb.GenerateRequest(streaming=request.stream)
         config = message.sampling_config
         config.beam_width = 1
         config.num_return_sequences = sampling.n
