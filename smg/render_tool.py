@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, TextIO
 import click
 
 from smg.api import chat, completions, drafts, generate, messages
+from smg.api.chat_shape import ChatShapes
 from smg.api.context import Context, Flags
 from smg.api.errors import ApiError, openai_type
 from smg.api.plan import Codec, Draft
@@ -54,6 +55,7 @@ class RenderContext:
         self.model = model
         self.flags = Flags()
         self.codecs: Mapping[str, Codec] = CODECS
+        self.chat_shapes = ChatShapes()
         self._name = name
         self._grammars = GrammarChecker()
 
@@ -93,7 +95,7 @@ def _messages_draft(context: Context, body: bytes) -> Draft:
 
 
 _DRAFTS: dict[str, Callable[[Context, bytes], Draft]] = {
-    DEFAULT_PATH: lambda context, body: drafts.chat_draft(context, chat.decode(body, _HEADERS), _REQUEST_ID),
+    DEFAULT_PATH: lambda context, body: drafts.chat_draft(context, chat.decode(body, _HEADERS), _REQUEST_ID)[0],
     "/v1/completions": lambda context, body: drafts.completion_draft(
         context, completions.decode(body, _HEADERS), _REQUEST_ID
     ),

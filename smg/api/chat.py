@@ -235,7 +235,7 @@ def render_request(request: ChatRequest, tools: list[dict[str, Any]], choice: To
         choice = AUTO
     messages = message_dicts(request.messages, request.model, keep_tools=vendor_of(request.model) == "kimi")
     raw_choice = choice.raw if choice is not None else None
-    adapted = apply_rules(request.model, request, messages, tools, raw_choice)
+    adapted = apply_rules(request, request.messages, messages, tools, raw_choice)
     return RenderRequest(
         model=request.model,
         messages=messages,

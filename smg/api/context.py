@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from smg.api.blocks import BLOCK_SIZE
 from smg.api.plan import Codec
@@ -14,6 +14,9 @@ from smg.models.harmony import ResponsesConversation
 from smg.models.prompt import RenderedPrompt, RenderRequest
 from smg.models.registry import ParserNames
 from smg.models.thinking import ThinkingSwitch
+
+if TYPE_CHECKING:
+    from smg.api.chat_shape import ChatShapes
 
 
 class Tokenizer(Protocol):
@@ -75,6 +78,10 @@ class Context(Protocol):
     @property
     def codecs(self) -> Mapping[str, Codec]:
         """Codecs by engine kind."""
+
+    @property
+    def chat_shapes(self) -> ChatShapes:
+        """What earlier chat requests left behind."""
 
     def find_model(self, name: str) -> ModelInfo | None:
         """The served model of this id or alias."""

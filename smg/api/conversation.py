@@ -37,7 +37,8 @@ def prompt_error(error: PromptError) -> ApiError:
 class Conversation:
     """One generation from messages. ``tools`` are all declarations in chat form (``tools_given`` False: the client
     sent no list at all), ``choice`` None = not given. ``engine_api``: "chat", "messages" or "responses".
-    ``known_calls``: tool calls that the history already holds."""
+    ``known_calls``: tool calls that the history already holds. ``start`` is found with the prompt, None for models that
+    are not read by the thinking rules."""
 
     engine_api: str
     render: RenderRequest
@@ -51,6 +52,7 @@ class Conversation:
     skip_special_tokens: bool = True
     known_calls: int = 0
     responses: harmony.ResponsesConversation | None = None
+    start: ReasoningStart | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +84,16 @@ def render_prompt(tokenizer: Tokenizer, info: ModelInfo, conversation: Conversat
         rendered, ids = tokenizer.prepare(conversation.render)
     uncounted = len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0
     return Prompt(rendered, ids, uncounted)
+
+
+def counted_prompt(tokenizer: Tokenizer, info: ModelInfo, render: RenderRequest) -> Prompt:
+    """The prompt of a conversation as ``render`` states it, of a length that fits the model. Raises ``PromptError``
+    and ``ApiError``."""
+    rendered, ids = tokenizer.prepare(render)
+    check_length(len(ids), info)
+    if not ids:
+        raise empty_prompt("messages")
+    return Prompt(rendered, ids, len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0)
 
 
 def is_harmony(info: ModelInfo) -> bool:
@@ -180,6 +192,7 @@ def _read(
     selection = selection_of(context, info)
     choice = conversation.choice or AUTO
     start = reasoning_start(rendered, conversation.render, tokenizer.switch, selection.reasoning)
+    conversation.start = start
     tool = tool_constraint(
         conversation.tools,
         choice,

@@ -86,6 +86,15 @@ def is_json_content_type(value: str | None) -> bool:
     return essence == "application/json" or (essence.startswith("application/") and essence.endswith("+json"))
 
 
+def screened(body: bytes, headers: Mapping[str, str]) -> bool:
+    """Whether a body passes what ``BodyDecoder`` checks beside its shape."""
+    return (
+        is_json_content_type(headers.get("content-type"))
+        and not nesting_exceeds(body, MAX_DEPTH)
+        and len(_NAMES[b"model"].findall(body)) < 2
+    )
+
+
 def _position(body: bytes, message: str) -> tuple[int, int]:
     """Line and column (both from 1) of a syntax error; column 0 for an empty body."""
     found = _OFFSET.search(message)

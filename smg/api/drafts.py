@@ -48,7 +48,9 @@ def check_parser_header(value: str | None) -> None:
         raise refused("invalid_parser_header", f'x-smg-parser must be legacy or symphony, not "{value[:64]}"')
 
 
-def chat_draft(context: Context, request: chat.ChatRequest, request_id: str, parser: str | None = None) -> Draft:
+def chat_draft(
+    context: Context, request: chat.ChatRequest, request_id: str, parser: str | None = None
+) -> tuple[Draft, Conversation]:
     """``/v1/chat/completions``; ``parser`` is the ``x-smg-parser`` header."""
     tools, choice = chat.validate(request)
     render = chat.render_request(request, tools, choice)
@@ -81,7 +83,7 @@ def chat_draft(context: Context, request: chat.ChatRequest, request_id: str, par
     draft.return_token_ids = bool(request.return_token_ids)
     draft.routing_id = request.rid or ""
     _stream(draft, request.stream, request.stream_options)
-    return draft
+    return draft, conversation
 
 
 def _stream(draft: Draft, stream: bool | None, options: StreamOptions | None) -> None:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Mapping
 import msgspec
 
 from smg.api import chat, completions, drafts, embeddings, generate, messages, responses, tokenize
+from smg.api.chat_shape import open_envelope
 from smg.api.context import Context
 from smg.api.errors import ApiError
 from smg.api.messages_answers import empty_answer
-from smg.api.plan import Answer, Planned, build_embedding_plan, build_plan
+from smg.api.mold import Mold, build_embedding_plan, build_plan, fill
+from smg.api.plan import Answer, Planned
 from smg.messages import ContentDelta, ReasoningDelta, ToolCallArguments, ToolCallStart
 from smg.models.machine import parse_whole
 from smg.models.output import tool_specs
@@ -54,8 +56,20 @@ def sticky_id(rid: str) -> str:
 
 
 def _chat(context: Context, body: bytes, headers: Mapping[str, str], request_id: str) -> Planned | Answer:
-    draft = drafts.chat_draft(context, chat.decode(body, headers), request_id, headers.get("x-smg-parser"))
-    return build_plan(draft, context.codecs, context.flags.block_size)
+    parser = headers.get("x-smg-parser")
+    opened = open_envelope(body, headers) if parser is None else None
+    if opened is not None:
+        envelope, key = opened
+        shape = context.chat_shapes.get(key, context.find_model(envelope.model))
+        planned = shape.plan(context, envelope, request_id) if shape is not None and envelope.messages else None
+        if planned is not None:
+            return planned
+    request = chat.decode(body, headers)
+    draft, conversation = drafts.chat_draft(context, request, request_id, parser)
+    mold = Mold(draft, context.codecs, context.flags.block_size)
+    if opened is not None:
+        context.chat_shapes.learn(opened[1], draft, request, conversation, mold)
+    return fill(mold, draft)
 
 
 def _completions(context: Context, body: bytes, headers: Mapping[str, str], request_id: str) -> Planned | Answer:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from smg.api.chat_messages import AssistantMessage, ChatMessage, ToolMessage
+from smg.api.chat_messages import AssistantMessage, ChatMessage, RootMessage, ToolMessage
 from smg.api.errors import ApiError, invalid
 from smg.models.profiles import ProfileRequest, apply_profile, provider_of
 from smg.models.prompt import PromptError
@@ -33,11 +33,16 @@ def vendor_of(model: str) -> str:
 
 
 def apply_rules(
-    model: str, request: ChatRequest, messages: list[dict[str, Any]], tools: list[dict[str, Any]], tool_choice: Any
+    request: ChatRequest,
+    typed: Sequence[ChatMessage],
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]],
+    tool_choice: Any,
 ) -> ProfileRequest:
     """Checks the vendor's rules and returns effort and template variables as the vendor reads them.
 
-    ``messages`` and ``tools`` are the plain forms, ``tool_choice`` the plain value. Raises ``ApiError``.
+    ``typed`` are the messages, ``messages`` and ``tools`` the plain forms, ``tool_choice`` the plain value. The other
+    members count as ``request`` has them. Raises ``ApiError``.
     """
     thinking = request.thinking
     plain = ProfileRequest(
@@ -55,19 +60,19 @@ def apply_rules(
         frequency_penalty=request.frequency_penalty,
         presence_penalty=request.presence_penalty,
     )
-    vendor = vendor_of(model)
+    vendor = vendor_of(request.model)
     if vendor == "minimax":
-        _check_minimax_pairs(request.messages)
-    elif any(message.__struct_config__.tag == "root" for message in request.messages):
+        _check_minimax_pairs(typed)
+    elif RootMessage in map(type, typed):
         raise invalid("invalid_role", "invalid role: root")
     if vendor in ("", "openai"):
         if vendor:
-            _check_openai(request)
+            _check_openai(request, typed)
         return plain
     if vendor == "deepseek":
-        _check_openai_pairs(request.messages)
+        _check_openai_pairs(typed)
     try:
-        return apply_profile(model, plain)
+        return apply_profile(request.model, plain)
     except PromptError as error:
         raise invalid(error.code, error.message, error.param) from None
 
@@ -93,17 +98,17 @@ def apply_turn_rules(
         raise invalid(error.code, error.message, error.param) from None
 
 
-def _check_openai(request: ChatRequest) -> None:
+def _check_openai(request: ChatRequest, messages: Sequence[ChatMessage]) -> None:
     if request.max_tokens is not None and request.max_completion_tokens is not None:
         raise invalid("invalid_parameter_combination", "'max_tokens' and 'max_completion_tokens' cannot both be set")
     if request.response_format is not None and request.response_format.__struct_config__.tag == "json_object":
-        texts = (str(message.content).lower() for message in request.messages)
+        texts = (str(message.content).lower() for message in messages)
         if not any("json" in text for text in texts):
             raise invalid(
                 "json_object_requires_json_in_messages",
                 "'messages' must contain the word 'json' to use 'response_format' of type 'json_object'",
             )
-    _check_openai_pairs(request.messages)
+    _check_openai_pairs(messages)
 
 
 def _unanswered(index: int, pending: Sequence[str]) -> ApiError:

@@ -71,7 +71,8 @@ class RenderedPrompt:
 
     @property
     def text(self) -> str:
-        return "".join(piece.text for piece in self.pieces)
+        pieces = self.pieces
+        return pieces[0].text if len(pieces) == 1 else "".join([piece.text for piece in pieces])
 
 
 class Renderer(Protocol):

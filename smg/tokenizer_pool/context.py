@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from smg.api.chat_shape import ChatShapes
 from smg.api.context import Flags
 from smg.api.errors import ApiError, refused
 from smg.api.plan import Codec
@@ -40,6 +41,7 @@ class PoolContext:
             tuple(name.lower() for name in settings.routing_key_headers or ()) or Flags().routing_key_headers,
         )
         self.codecs: dict[str, Codec] = {**CODECS, **ZMQ_CODECS}
+        self.chat_shapes = ChatShapes()
         self._settings = settings
         self._run_dir = run_dir
         self._metrics = metrics

@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from smg.api import responses, responses_items, responses_tools
+from smg.api.chat_shape import ChatShapes
 from smg.api.context import Flags
 from smg.api.entry import handle
 from smg.api.errors import refused
 from smg.api.plan import Answer, Codec, Planned
-from smg.engines.base import Constraint, EngineRequest
+from smg.engines.base import Constraint, EngineRequest, PromptEncoder
 from smg.engines.grpc.codecs import CODECS
 from smg.messages import ModelInfo
 from smg.models.harmony import HarmonyRenderer, ResponsesConversation
@@ -70,9 +71,9 @@ class RecordingCodec:
     def supports_embedding(self) -> bool:
         return self._codec.supports_embedding
 
-    def encode(self, request: EngineRequest) -> bytes:
+    def bind(self, request: EngineRequest) -> PromptEncoder:
         self.requests.append(replace(request))
-        return self._codec.encode(request)
+        return self._codec.bind(request)
 
     def embed_request(self, request_id: str, text: str, token_ids: Sequence[int]) -> bytes:
         return self._codec.embed_request(request_id, text, token_ids)
@@ -87,6 +88,7 @@ class Gateway:
         self.recorders = {kind: RecordingCodec(kind) for kind in kinds if kind in CODECS}
         self.codecs: Mapping[str, Codec] = self.recorders
         self.characters = CharacterTokenizer()
+        self.chat_shapes = ChatShapes()
         self.broken_constraints: dict[str, str] = {}
 
     def find_model(self, name: str) -> ModelInfo | None:

@@ -42,4 +42,5 @@ def test_ids_beyond_the_table() -> None:
 
 
 def test_varint() -> None:
-    assert [varint(value) for value in (0, 127, 128, 300, 2**14)] == [b"\0", b"\x7f", b"\x80\1", b"\xac\2", b"\x80\x80\1"]
+    written = [varint(value) for value in (0, 127, 128, 300, 2**14)]
+    assert written == [b"\0", b"\x7f", b"\x80\1", b"\xac\2", b"\x80\x80\1"]

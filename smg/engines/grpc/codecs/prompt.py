@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Shorter prompts cost less through plain Python than through arrays.
-_LONG = 384
+_LONG = 128
 # Ids below this have their varint in a table; a prompt with a larger one is written by the library.
 _TABLE_SIZE = 1 << 19
 
@@ -50,11 +50,13 @@ def _table() -> tuple[_Words, _Words]:
 def packed_ids(ids: array[int]) -> bytes | None:
     """The ids as consecutive varints; None when one of them is too large for the table."""
     values = np.frombuffer(ids, dtype=np.uint32)
-    if int(values.max(initial=0)) >= _TABLE_SIZE:
-        return None
     words, used = _table()
-    kept = used.take(values).view(np.bool_)
-    return np.compress(kept, words.take(values).view(np.uint8)).tobytes()
+    try:
+        kept = used.take(values).view(np.bool_)
+    except IndexError:
+        return None
+    packed: bytes = words.take(values).view(np.uint8).compress(kept).tobytes()
+    return packed
 
 
 class PromptFields:
@@ -74,10 +76,11 @@ class PromptFields:
     def encode(self, request_id: str, text: str, token_ids: Sequence[int]) -> bytes:
         """The fields of a request. Raises ``ValueError`` or ``TypeError`` for ids that are no uint32 and for text that
         is not Unicode."""
-        if isinstance(token_ids, array) and len(token_ids) >= _LONG:
-            packed = packed_ids(token_ids)
+        if isinstance(token_ids, array):
+            packed = packed_ids(token_ids) if len(token_ids) >= _LONG else None
             if packed is not None:
                 return self._written(request_id.encode(), text.encode(), packed)
+            token_ids = token_ids.tolist()  # the library reads a list twice as fast
         message = self._request_class(request_id=request_id)
         message.tokenized.original_text = text
         getattr(message.tokenized, self._ids_name).extend(token_ids)
