@@ -24,8 +24,9 @@ from smg.api.decode import screened
 from smg.api.ids import engine_ids
 from smg.api.mold import Mold
 from smg.api.plan import Draft, EncodedPrompt, Planned
-from smg.api.profiles import apply_rules, vendor_of
+from smg.api.profiles import apply_rules, refuse_root, vendor_of
 from smg.messages import ModelInfo
+from smg.models.profiles import ProfileRequest
 from smg.models.prompt import PromptError, RenderRequest
 from smg.models.registry import call_id_style
 from smg.models.thinking import ReasoningStart, reasoning_start
@@ -122,7 +123,11 @@ class ChatShape:
     def _render(self, envelope: Any) -> RenderRequest:
         base, request = self._base, self._request
         messages = message_dicts(envelope.messages, request.model, keep_tools=self._vendor == "kimi")
-        adapted = apply_rules(request, envelope.messages, messages, self._tools, base.tool_choice)
+        ruled: ProfileRequest | RenderRequest = base
+        if self._vendor:
+            ruled = apply_rules(request, envelope.messages, messages, self._tools, base.tool_choice)
+        else:
+            refuse_root(envelope.messages)
         return RenderRequest(
             base.model,
             messages,
@@ -131,10 +136,10 @@ class ChatShape:
             base.response_format,
             base.add_generation_prompt,
             base.continue_final_message,
-            adapted.thinking_type,
-            adapted.effort,
-            adapted.clear_thinking,
-            adapted.template_kwargs,
+            ruled.thinking_type,
+            ruled.effort,
+            ruled.clear_thinking,
+            ruled.template_kwargs,
         )
 
 
@@ -143,6 +148,9 @@ class ChatShapes:
 
     def __init__(self) -> None:
         self._shapes: dict[Key, ChatShape] = {}
+
+    def __len__(self) -> int:
+        return len(self._shapes)
 
     def get(self, key: Key, info: ModelInfo | None) -> ChatShape | None:
         """The shape under ``key`` if it still holds for ``info``."""

@@ -63,8 +63,8 @@ def apply_rules(
     vendor = vendor_of(request.model)
     if vendor == "minimax":
         _check_minimax_pairs(typed)
-    elif RootMessage in map(type, typed):
-        raise invalid("invalid_role", "invalid role: root")
+    else:
+        refuse_root(typed)
     if vendor in ("", "openai"):
         if vendor:
             _check_openai(request, typed)
@@ -75,6 +75,12 @@ def apply_rules(
         return apply_profile(request.model, plain)
     except PromptError as error:
         raise invalid(error.code, error.message, error.param) from None
+
+
+def refuse_root(messages: Sequence[ChatMessage]) -> None:
+    """One vendor alone knows the role. Raises ``ApiError``."""
+    if RootMessage in map(type, messages):
+        raise invalid("invalid_role", "invalid role: root")
 
 
 def apply_turn_rules(

@@ -175,6 +175,8 @@ def decided(request: RenderRequest, switch: ThinkingSwitch) -> bool | None:
 
 
 def _tail(rendered: RenderedPrompt) -> str:
+    if len(rendered.pieces) == 1:
+        return rendered.pieces[0].text[-_TAIL:]
     parts: list[str] = []
     size = 0
     for piece in reversed(rendered.pieces):
