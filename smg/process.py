@@ -38,8 +38,8 @@ MAX_CONTROL_BYTES = 256 * 1024
 # Requests make many short-lived containers and next to no cycles: the defaults look for those far too often.
 GC_THRESHOLDS = (20_000, 20, 100)
 
-# glibc's mallopt: memory that is freed stays with the process up to this much, and only larger blocks are mapped on their
-# own. With the defaults every frame of more than 128 KiB is mapped, faulted in page by page and unmapped again.
+# glibc's mallopt: memory that is freed stays with the process up to this much, and only larger blocks are mapped on
+# their own. With the defaults every frame of more than 128 KiB is mapped, faulted in page by page and unmapped again.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_BYTES = 32 * 1024 * 1024
 

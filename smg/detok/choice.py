@@ -95,8 +95,7 @@ class Choice:
         if self.logprobs is not None:
             return self._feed_tracked(token_ids, logprobs, self.logprobs)
         if self._by_token:
-            decode = self._decoder.feed
-            return self._feed_pieces([decode((token,)) for token in token_ids])
+            return self._feed_pieces(self._decoder.pieces(token_ids))
         text = self._decoder.feed(token_ids)
         if self._stop is not None:
             text = self._release(text)
