@@ -39,8 +39,8 @@ class Choice:
         self._keep = stop.keep
         self._id_style = parser.id_style
         self._id_offset = parser.id_offset
-        self._end_ids = frozenset(stop.eos_ids) | frozenset(stop.token_ids)
         self.stop_token_ids = frozenset(stop.token_ids)
+        self._end_ids = self.stop_token_ids.union(stop.eos_ids)
         parses = parser.reasoning is not None or parser.tool is not None or parser.forced
         self._parser = ResponseParser(parser) if parses else None
         self._by_token = self._parser is not None and self._parser.separates_reasoning

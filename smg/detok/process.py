@@ -130,12 +130,13 @@ class DetokProcess(ChildProcess):
             run.abort()
 
     def _on_dispatch(self, message: Dispatch) -> None:
-        plan = _decode_plan(message.plan)
+        plan = _decode_plan(message.route.plan)
         self.links.send_lazily("frontend", message.frontend, Owner(message.seq, self.index))
-        clash = next((part.engine_id for part in plan.parts if part.engine_id in self._engine_ids), None)
-        if clash is not None:
-            self._refuse(message, plan, "duplicate_request_id", f"a request with id '{clash}' is running", 400)
-            return
+        for part in plan.parts:
+            if part.engine_id in self._engine_ids:
+                text = f"a request with id '{part.engine_id}' is running"
+                self._refuse(message, plan, "duplicate_request_id", text, 400)
+                return
         table = self.vocabularies.get(plan.tokenizer)
         if table is None:
             self.spawn(self._dispatch_when_loaded(message, plan), "load vocabulary")
@@ -159,7 +160,7 @@ class DetokProcess(ChildProcess):
         else:
             run = Run(self, message, plan, table)
         self.runs[(message.frontend, message.seq)] = run
-        self._engine_ids.update(part.engine_id for part in plan.parts)
+        self._engine_ids.update([part.engine_id for part in plan.parts])
         self._empty.clear()
         run.start()
 
@@ -168,7 +169,7 @@ class DetokProcess(ChildProcess):
         error = refused(code, text, status=status)
         answer = render_error(error, path, plan.response.request_id)
         self.to_frontend(message.frontend, Reply(message.seq, *answer))
-        key = message.route.routing_key if message.route is not None else ""
+        key = message.route.routing_key
         for worker in message.workers:
             report = WorkerReport(worker.url, self.index, "neutral", dp_rank=worker.dp_rank, routing_key=key)
             self.to_router(report)
@@ -206,7 +207,7 @@ class DetokProcess(ChildProcess):
 
     def finished(self, run: AnyRun) -> None:
         self.runs.pop((run.frontend, run.seq), None)
-        self._engine_ids.difference_update(part.engine_id for part in run.plan.parts)
+        self._engine_ids.difference_update([part.engine_id for part in run.plan.parts])
         if not self.runs:
             self._empty.set()
 

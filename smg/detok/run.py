@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from smg.api.errors import ApiError, refused, render_error
 from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
 from smg.api.paths import path_of_api
@@ -41,15 +39,18 @@ ENGINE_DEADLINE_SLACK_SECS = 5.0
 
 
 class PartSink:
-    """Receives the engine stream of one prompt part."""
+    """Receives the engine stream of one prompt part. ``running`` counts the choices that have not ended, ``cut_short``
+    tells whether the gateway ended one."""
 
-    __slots__ = ("call", "choices", "done", "part_index", "run", "seen", "worker")
+    __slots__ = ("call", "choices", "cut_short", "done", "part_index", "run", "running", "seen", "worker")
 
     def __init__(self, run: Run, part_index: int, worker: WorkerRef, choices: Sequence[Choice]) -> None:
         self.run = run
         self.part_index = part_index
         self.worker = worker
         self.choices = choices
+        self.running = len(choices)
+        self.cut_short = False
         self.call: Call | None = None
         self.done = False
         self.seen = False
@@ -72,7 +73,7 @@ class Run:
     """See the module's text. ``dirty``: the host will call ``flush`` at the end of this loop iteration."""
 
     __slots__ = (
-        "choices", "deadline", "dirty", "dispatched", "encoded_plan", "first_token", "frontend", "host", "over", "plan",
+        "choices", "deadline", "dirty", "dispatched", "first_token", "frontend", "host", "over", "plan",
         "renderer", "route", "seq", "sinks", "streaming", "workers",
     )  # fmt: skip
 
@@ -89,7 +90,6 @@ class Run:
         self.seq = dispatch.seq
         self.frontend = dispatch.frontend
         self.route = dispatch.route
-        self.encoded_plan = dispatch.plan
         self.workers = dispatch.workers
         self.deadline = plan.deadline
         self.dispatched = time.monotonic()
@@ -130,6 +130,8 @@ class Run:
         if delta.index >= len(sink.choices):
             return
         choice = sink.choices[delta.index]
+        if choice.finish_reason is not None:
+            return  # ended here, while the engine goes on
         if not self.first_token:
             self.first_token = time.monotonic()
         if delta.finish_reason is None and choice.logprobs is None:
@@ -182,14 +184,16 @@ class Run:
 
     def _choice_finished(self, sink: PartSink, choice: Choice) -> None:
         self.renderer.on_choice_end(choice)
-        if not sink.done and all(c.finish_reason is not None for c in sink.choices):
+        sink.running -= 1
+        sink.cut_short = sink.cut_short or choice.cut_short
+        if not sink.done and not sink.running:
             sink.done = True
-            if any(c.cut_short for c in sink.choices) and sink.call is not None:
+            if sink.cut_short and sink.call is not None:
                 sink.call.abort()
             self._report(sink, "success")
         elif not sink.done and sink.call is not None and choice.cut_short:
             sink.call.abort_choice(choice.index - sink.choices[0].index)
-        if all(s.done for s in self.sinks):
+        if self._all_done():
             self._answer()
         elif self.renderer.streaming and not self.dirty:
             self.dirty = True
@@ -210,8 +214,12 @@ class Run:
         for choice in sink.choices:
             if choice.finish_reason is None:
                 self.renderer.on_tokens(choice, (), choice.flush(), None)
-        if all(s.done for s in self.sinks):
+        if self._all_done():
             self._answer()
+
+    def _all_done(self) -> bool:
+        sinks = self.sinks
+        return sinks[0].done if len(sinks) == 1 else all(sink.done for sink in sinks)
 
     def _read_all_pending(self, sink: PartSink) -> None:
         for choice in sink.choices:
@@ -238,7 +246,7 @@ class Run:
         if sink.done or self.over:
             return
         sink.done = True
-        again = not self.streaming and not sink.seen and is_retryable(error.code) and self.route is not None
+        again = not self.streaming and not sink.seen and is_retryable(error.code)
         self._report(sink, "neutral" if again else breaker_outcome(error.code))
         if self.streaming:
             if sink.call is not None:
@@ -253,17 +261,14 @@ class Run:
             self._fail(refused("start_generation_failed", message, status=http_status(error.code)))
 
     def _hand_back(self, sink: PartSink, error: EngineError) -> None:
-        route = self.route
-        assert route is not None
-        route = msgspec.structs.replace(route, plan=self.encoded_plan)
-        self.host.to_router(Redispatch(route, sink.worker.name, error.code, error.message, self.host.index))
+        self.host.to_router(Redispatch(self.route, sink.worker.name, error.code, error.message, self.host.index))
         self._close(abort=True)
 
     def _report(self, sink: PartSink, outcome: str) -> None:
-        tokens = sum(choice.completion_tokens or choice.tokens_seen for choice in sink.choices)
+        tokens = sum([choice.completion_tokens or choice.tokens_seen for choice in sink.choices])
         prompt = self.plan.parts[sink.part_index].prompt_tokens
         worker = sink.worker
-        key = self.route.routing_key if self.route is not None else ""
+        key = self.route.routing_key
         self.host.to_router(WorkerReport(worker.url, self.host.index, outcome, prompt, tokens, worker.dp_rank, key))
 
     # Client ---------------------------------------------------------------------------------------
@@ -364,4 +369,6 @@ class Run:
                 if abort and sink.call is not None:
                     sink.call.abort()
                 self._report(sink, "aborted")
+            sink.call = None
+        self.sinks = []  # what refers to each other would wait for the garbage collector
         self.host.finished(self)
