@@ -95,7 +95,10 @@ class Choice:
         if self.logprobs is not None:
             return self._feed_tracked(token_ids, logprobs, self.logprobs)
         if self._by_token:
-            return self._feed_pieces(self._decoder.pieces(token_ids))
+            pieces = self._decoder.pieces(token_ids)
+            if self._stop is None and self._parser is not None:
+                return self._parser.feed_pieces(pieces)
+            return self._feed_pieces(pieces)
         text = self._decoder.feed(token_ids)
         if self._stop is not None:
             text = self._release(text)

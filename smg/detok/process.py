@@ -64,6 +64,7 @@ class DetokProcess(ChildProcess):
         self.vocabularies = Vocabularies(self.run_dir)
         self._dirty: list[Run] = []
         self._engine_ids: set[str] = set()
+        self._frontends = self.links.of("frontend")
         self._empty = asyncio.Event()
         self._empty.set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -185,7 +186,9 @@ class DetokProcess(ChildProcess):
         return client
 
     def to_frontend(self, frontend: int, message: RingMessage) -> None:
-        self.links.send("frontend", frontend, message)
+        box = self._frontends.get(frontend)
+        if box is not None:
+            box.send(message)
 
     def to_router(self, message: RingMessage) -> None:
         if isinstance(message, Redispatch):
@@ -202,7 +205,7 @@ class DetokProcess(ChildProcess):
         dirty, self._dirty = self._dirty, []
         for run in dirty:
             run.flush()
-        for box in self.links.of("frontend").values():
+        for box in self._frontends.values():
             box.flush()
 
     def finished(self, run: AnyRun) -> None:

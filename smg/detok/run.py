@@ -56,9 +56,26 @@ class PartSink:
         self.seen = False
 
     def on_delta(self, delta: Delta) -> None:
-        if not self.done:
-            self.seen = True
-            self.run.on_delta(self, delta)
+        """A message of the stream. Tokens of one loop iteration are collected and read together (``Run.flush``)."""
+        if self.done:
+            return
+        self.seen = True
+        if delta.index >= len(self.choices):
+            return
+        choice = self.choices[delta.index]
+        if choice.finish_reason is not None:
+            return  # ended here, while the engine goes on
+        run = self.run
+        if not run.first_token:
+            run.first_token = time.monotonic()
+        if delta.finish_reason is None and choice.logprobs is None:
+            choice.pending += delta.token_ids
+            choice.last = delta
+            if not run.dirty:
+                run.dirty = True
+                run.host.write(run)
+        else:
+            run.on_message(self, choice, delta)
 
     def on_end(self) -> None:
         if not self.done:
@@ -125,30 +142,12 @@ class Run:
 
     # Engine ---------------------------------------------------------------------------------------
 
-    def on_delta(self, sink: PartSink, delta: Delta) -> None:
-        """A message of an engine stream. Tokens of one loop iteration are collected and read together (``flush``)."""
-        if delta.index >= len(sink.choices):
-            return
-        choice = sink.choices[delta.index]
-        if choice.finish_reason is not None:
-            return  # ended here, while the engine goes on
-        if not self.first_token:
-            self.first_token = time.monotonic()
-        if delta.finish_reason is None and choice.logprobs is None:
-            choice.pending += delta.token_ids
-            choice.last = delta
-            if not self.dirty:
-                self.dirty = True
-                self.host.write(self)
-            return
+    def on_message(self, sink: PartSink, choice: Choice, delta: Delta) -> None:
+        """A message that is read at once: the last one of a choice, or one with log-probabilities."""
         if choice.pending:
             self._read_pending(sink, choice)
             if choice.finish_reason is not None:
                 return
-        self._read(sink, choice, delta)
-
-    def _read(self, sink: PartSink, choice: Choice, delta: Delta) -> None:
-        """Read a message at once: the last one of a choice, or one with log-probabilities."""
         if delta.finish_reason == "error":
             self._engine_error(sink)
             return
@@ -160,25 +159,26 @@ class Run:
         else:
             events += choice.complete(delta)
         self.renderer.on_tokens(choice, delta.token_ids, events, delta.logprobs)
-        self._after(sink, choice)
+        if choice.finish_reason is not None:
+            self._choice_finished(sink, choice)
+        else:
+            self._written()
 
     def _read_pending(self, sink: PartSink, choice: Choice) -> None:
         """Read the tokens that this loop iteration collected."""
         token_ids, choice.pending = choice.pending, []
-        if choice.finish_reason is not None:
-            return
         events = choice.feed(token_ids)
         if choice.last is not None:
             choice.absorb_counts(choice.last)
         if choice.stop_string_matched:
             events += choice.end_by_gateway()
         self.renderer.on_tokens(choice, token_ids, events, None)
-        self._after(sink, choice)
-
-    def _after(self, sink: PartSink, choice: Choice) -> None:
         if choice.finish_reason is not None:
             self._choice_finished(sink, choice)
-        elif self.renderer.streaming and not self.dirty:
+
+    def _written(self) -> None:
+        """The renderer has something: send it at the end of the loop iteration."""
+        if self.renderer.streaming and not self.dirty:
             self.dirty = True
             self.host.write(self)
 
@@ -195,9 +195,8 @@ class Run:
             sink.call.abort_choice(choice.index - sink.choices[0].index)
         if self._all_done():
             self._answer()
-        elif self.renderer.streaming and not self.dirty:
-            self.dirty = True
-            self.host.write(self)
+        else:
+            self._written()
 
     def on_end(self, sink: PartSink) -> None:
         """The engine's stream closed. Without a finish of every choice the generation is incomplete."""
@@ -283,7 +282,7 @@ class Run:
         """The end of a loop iteration: read what it brought and send what that gave."""
         for sink in self.sinks:
             for choice in sink.choices:
-                if choice.pending and not self.over:
+                if choice.pending and choice.finish_reason is None and not self.over:
                     self._read_pending(sink, choice)
         self.dirty = False
         if not self.over:

@@ -249,9 +249,14 @@ class IncrementalDecoder:
         """The text that each of ``token_ids`` adds."""
         if not self._apart:
             texts = self._texts
-            parts = [texts[token_id] for token_id in token_ids]
-            if None not in parts:
-                return parts  # type: ignore[return-value]
+            if len(token_ids) == 1:
+                text = texts[token_ids[0]]
+                if text is not None:
+                    return [text]
+            else:
+                parts = [texts[token_id] for token_id in token_ids]
+                if None not in parts:
+                    return parts  # type: ignore[return-value]
         feed = self.feed
         return [feed((token_id,)) for token_id in token_ids]
 
