@@ -235,13 +235,13 @@ class WorkerRef(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Dispatch(Message, frozen=True, tag="dispatch"):
-    """Run this plan; ``workers`` has one entry per prompt part."""
+    """Run the plan of ``route``; ``workers`` has one entry per prompt part. The route is what goes back to the router
+    when another worker must be tried."""
 
     seq: int
     frontend: int
     workers: list[WorkerRef]
-    plan: bytes
-    route: Route | None = None  # what to hand back when another worker must be tried
+    route: Route
 
 
 class Redispatch(Message, frozen=True, tag="redispatch"):

@@ -39,8 +39,8 @@ class Choice:
         self._keep = stop.keep
         self._id_style = parser.id_style
         self._id_offset = parser.id_offset
-        self._end_ids = frozenset(stop.eos_ids) | frozenset(stop.token_ids)
         self.stop_token_ids = frozenset(stop.token_ids)
+        self._end_ids = self.stop_token_ids.union(stop.eos_ids)
         parses = parser.reasoning is not None or parser.tool is not None or parser.forced
         self._parser = ResponseParser(parser) if parses else None
         self._by_token = self._parser is not None and self._parser.separates_reasoning
@@ -95,8 +95,10 @@ class Choice:
         if self.logprobs is not None:
             return self._feed_tracked(token_ids, logprobs, self.logprobs)
         if self._by_token:
-            decode = self._decoder.feed
-            return self._feed_pieces([decode((token,)) for token in token_ids])
+            pieces = self._decoder.pieces(token_ids)
+            if self._stop is None and self._parser is not None:
+                return self._parser.feed_pieces(pieces)
+            return self._feed_pieces(pieces)
         text = self._decoder.feed(token_ids)
         if self._stop is not None:
             text = self._release(text)

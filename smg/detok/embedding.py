@@ -10,7 +10,6 @@ import struct
 import time
 from typing import Any
 
-import msgspec
 import orjson
 
 from smg.api.errors import ApiError, refused, render_error
@@ -35,7 +34,6 @@ class EmbeddingRun:
         self.seq = dispatch.seq
         self.frontend = dispatch.frontend
         self.route = dispatch.route
-        self.encoded_plan = dispatch.plan
         self.workers = dispatch.workers
         self.deadline = plan.deadline
         self.over = False
@@ -50,7 +48,7 @@ class EmbeddingRun:
         results = await asyncio.gather(*calls, return_exceptions=True)
         failures = [failure(result) for result in results]
         failed = next(((w, e) for w, e in zip(self.workers, failures, strict=True) if e is not None), None)
-        key = self.route.routing_key if self.route is not None else ""
+        key = self.route.routing_key
         for worker, part, error in zip(self.workers, self.plan.parts, failures, strict=True):
             outcome = "success" if error is None else breaker_outcome(error.code)
             if failed is not None and error is failed[1] and self._goes_back(error):
@@ -74,13 +72,11 @@ class EmbeddingRun:
         return await self.host.client(worker).embed(request, timeout)
 
     def _goes_back(self, error: EngineError) -> bool:
-        return is_retryable(error.code) and self.route is not None and not self.over
+        return is_retryable(error.code) and not self.over
 
     def _failed(self, worker: WorkerRef, error: EngineError) -> None:
         if self._goes_back(error):
-            assert self.route is not None
-            route = msgspec.structs.replace(self.route, plan=self.encoded_plan)
-            self.host.to_router(Redispatch(route, worker.name, error.code, error.message, self.host.index))
+            self.host.to_router(Redispatch(self.route, worker.name, error.code, error.message, self.host.index))
             self._end(None)
             return
         message = f"Failed to start embedding: {error.message}"

@@ -64,6 +64,7 @@ class DetokProcess(ChildProcess):
         self.vocabularies = Vocabularies(self.run_dir)
         self._dirty: list[Run] = []
         self._engine_ids: set[str] = set()
+        self._frontends = self.links.of("frontend")
         self._empty = asyncio.Event()
         self._empty.set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -130,12 +131,13 @@ class DetokProcess(ChildProcess):
             run.abort()
 
     def _on_dispatch(self, message: Dispatch) -> None:
-        plan = _decode_plan(message.plan)
+        plan = _decode_plan(message.route.plan)
         self.links.send_lazily("frontend", message.frontend, Owner(message.seq, self.index))
-        clash = next((part.engine_id for part in plan.parts if part.engine_id in self._engine_ids), None)
-        if clash is not None:
-            self._refuse(message, plan, "duplicate_request_id", f"a request with id '{clash}' is running", 400)
-            return
+        for part in plan.parts:
+            if part.engine_id in self._engine_ids:
+                text = f"a request with id '{part.engine_id}' is running"
+                self._refuse(message, plan, "duplicate_request_id", text, 400)
+                return
         table = self.vocabularies.get(plan.tokenizer)
         if table is None:
             self.spawn(self._dispatch_when_loaded(message, plan), "load vocabulary")
@@ -159,7 +161,7 @@ class DetokProcess(ChildProcess):
         else:
             run = Run(self, message, plan, table)
         self.runs[(message.frontend, message.seq)] = run
-        self._engine_ids.update(part.engine_id for part in plan.parts)
+        self._engine_ids.update([part.engine_id for part in plan.parts])
         self._empty.clear()
         run.start()
 
@@ -168,7 +170,7 @@ class DetokProcess(ChildProcess):
         error = refused(code, text, status=status)
         answer = render_error(error, path, plan.response.request_id)
         self.to_frontend(message.frontend, Reply(message.seq, *answer))
-        key = message.route.routing_key if message.route is not None else ""
+        key = message.route.routing_key
         for worker in message.workers:
             report = WorkerReport(worker.url, self.index, "neutral", dp_rank=worker.dp_rank, routing_key=key)
             self.to_router(report)
@@ -184,7 +186,9 @@ class DetokProcess(ChildProcess):
         return client
 
     def to_frontend(self, frontend: int, message: RingMessage) -> None:
-        self.links.send("frontend", frontend, message)
+        box = self._frontends.get(frontend)
+        if box is not None:
+            box.send(message)
 
     def to_router(self, message: RingMessage) -> None:
         if isinstance(message, Redispatch):
@@ -201,12 +205,12 @@ class DetokProcess(ChildProcess):
         dirty, self._dirty = self._dirty, []
         for run in dirty:
             run.flush()
-        for box in self.links.of("frontend").values():
+        for box in self._frontends.values():
             box.flush()
 
     def finished(self, run: AnyRun) -> None:
         self.runs.pop((run.frontend, run.seq), None)
-        self._engine_ids.difference_update(part.engine_id for part in run.plan.parts)
+        self._engine_ids.difference_update([part.engine_id for part in run.plan.parts])
         if not self.runs:
             self._empty.set()
 

@@ -10,8 +10,6 @@ import logging
 import time
 from collections.abc import Sequence
 
-import msgspec
-
 from smg.api.errors import ApiError, refused, render_error
 from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
 from smg.api.paths import path_of_api
@@ -41,23 +39,43 @@ ENGINE_DEADLINE_SLACK_SECS = 5.0
 
 
 class PartSink:
-    """Receives the engine stream of one prompt part."""
+    """Receives the engine stream of one prompt part. ``running`` counts the choices that have not ended, ``cut_short``
+    tells whether the gateway ended one."""
 
-    __slots__ = ("call", "choices", "done", "part_index", "run", "seen", "worker")
+    __slots__ = ("call", "choices", "cut_short", "done", "part_index", "run", "running", "seen", "worker")
 
     def __init__(self, run: Run, part_index: int, worker: WorkerRef, choices: Sequence[Choice]) -> None:
         self.run = run
         self.part_index = part_index
         self.worker = worker
         self.choices = choices
+        self.running = len(choices)
+        self.cut_short = False
         self.call: Call | None = None
         self.done = False
         self.seen = False
 
     def on_delta(self, delta: Delta) -> None:
-        if not self.done:
-            self.seen = True
-            self.run.on_delta(self, delta)
+        """A message of the stream. Tokens of one loop iteration are collected and read together (``Run.flush``)."""
+        if self.done:
+            return
+        self.seen = True
+        if delta.index >= len(self.choices):
+            return
+        choice = self.choices[delta.index]
+        if choice.finish_reason is not None:
+            return  # ended here, while the engine goes on
+        run = self.run
+        if not run.first_token:
+            run.first_token = time.monotonic()
+        if delta.finish_reason is None and choice.logprobs is None:
+            choice.pending += delta.token_ids
+            choice.last = delta
+            if not run.dirty:
+                run.dirty = True
+                run.host.write(run)
+        else:
+            run.on_message(self, choice, delta)
 
     def on_end(self) -> None:
         if not self.done:
@@ -72,7 +90,7 @@ class Run:
     """See the module's text. ``dirty``: the host will call ``flush`` at the end of this loop iteration."""
 
     __slots__ = (
-        "choices", "deadline", "dirty", "dispatched", "encoded_plan", "first_token", "frontend", "host", "over", "plan",
+        "choices", "deadline", "dirty", "dispatched", "first_token", "frontend", "host", "over", "plan",
         "renderer", "route", "seq", "sinks", "streaming", "workers",
     )  # fmt: skip
 
@@ -89,7 +107,6 @@ class Run:
         self.seq = dispatch.seq
         self.frontend = dispatch.frontend
         self.route = dispatch.route
-        self.encoded_plan = dispatch.plan
         self.workers = dispatch.workers
         self.deadline = plan.deadline
         self.dispatched = time.monotonic()
@@ -125,28 +142,12 @@ class Run:
 
     # Engine ---------------------------------------------------------------------------------------
 
-    def on_delta(self, sink: PartSink, delta: Delta) -> None:
-        """A message of an engine stream. Tokens of one loop iteration are collected and read together (``flush``)."""
-        if delta.index >= len(sink.choices):
-            return
-        choice = sink.choices[delta.index]
-        if not self.first_token:
-            self.first_token = time.monotonic()
-        if delta.finish_reason is None and choice.logprobs is None:
-            choice.pending += delta.token_ids
-            choice.last = delta
-            if not self.dirty:
-                self.dirty = True
-                self.host.write(self)
-            return
+    def on_message(self, sink: PartSink, choice: Choice, delta: Delta) -> None:
+        """A message that is read at once: the last one of a choice, or one with log-probabilities."""
         if choice.pending:
             self._read_pending(sink, choice)
             if choice.finish_reason is not None:
                 return
-        self._read(sink, choice, delta)
-
-    def _read(self, sink: PartSink, choice: Choice, delta: Delta) -> None:
-        """Read a message at once: the last one of a choice, or one with log-probabilities."""
         if delta.finish_reason == "error":
             self._engine_error(sink)
             return
@@ -158,42 +159,44 @@ class Run:
         else:
             events += choice.complete(delta)
         self.renderer.on_tokens(choice, delta.token_ids, events, delta.logprobs)
-        self._after(sink, choice)
+        if choice.finish_reason is not None:
+            self._choice_finished(sink, choice)
+        else:
+            self._written()
 
     def _read_pending(self, sink: PartSink, choice: Choice) -> None:
         """Read the tokens that this loop iteration collected."""
         token_ids, choice.pending = choice.pending, []
-        if choice.finish_reason is not None:
-            return
         events = choice.feed(token_ids)
         if choice.last is not None:
             choice.absorb_counts(choice.last)
         if choice.stop_string_matched:
             events += choice.end_by_gateway()
         self.renderer.on_tokens(choice, token_ids, events, None)
-        self._after(sink, choice)
-
-    def _after(self, sink: PartSink, choice: Choice) -> None:
         if choice.finish_reason is not None:
             self._choice_finished(sink, choice)
-        elif self.renderer.streaming and not self.dirty:
+
+    def _written(self) -> None:
+        """The renderer has something: send it at the end of the loop iteration."""
+        if self.renderer.streaming and not self.dirty:
             self.dirty = True
             self.host.write(self)
 
     def _choice_finished(self, sink: PartSink, choice: Choice) -> None:
         self.renderer.on_choice_end(choice)
-        if not sink.done and all(c.finish_reason is not None for c in sink.choices):
+        sink.running -= 1
+        sink.cut_short = sink.cut_short or choice.cut_short
+        if not sink.done and not sink.running:
             sink.done = True
-            if any(c.cut_short for c in sink.choices) and sink.call is not None:
+            if sink.cut_short and sink.call is not None:
                 sink.call.abort()
             self._report(sink, "success")
         elif not sink.done and sink.call is not None and choice.cut_short:
             sink.call.abort_choice(choice.index - sink.choices[0].index)
-        if all(s.done for s in self.sinks):
+        if self._all_done():
             self._answer()
-        elif self.renderer.streaming and not self.dirty:
-            self.dirty = True
-            self.host.write(self)
+        else:
+            self._written()
 
     def on_end(self, sink: PartSink) -> None:
         """The engine's stream closed. Without a finish of every choice the generation is incomplete."""
@@ -210,8 +213,12 @@ class Run:
         for choice in sink.choices:
             if choice.finish_reason is None:
                 self.renderer.on_tokens(choice, (), choice.flush(), None)
-        if all(s.done for s in self.sinks):
+        if self._all_done():
             self._answer()
+
+    def _all_done(self) -> bool:
+        sinks = self.sinks
+        return sinks[0].done if len(sinks) == 1 else all(sink.done for sink in sinks)
 
     def _read_all_pending(self, sink: PartSink) -> None:
         for choice in sink.choices:
@@ -238,7 +245,7 @@ class Run:
         if sink.done or self.over:
             return
         sink.done = True
-        again = not self.streaming and not sink.seen and is_retryable(error.code) and self.route is not None
+        again = not self.streaming and not sink.seen and is_retryable(error.code)
         self._report(sink, "neutral" if again else breaker_outcome(error.code))
         if self.streaming:
             if sink.call is not None:
@@ -253,17 +260,14 @@ class Run:
             self._fail(refused("start_generation_failed", message, status=http_status(error.code)))
 
     def _hand_back(self, sink: PartSink, error: EngineError) -> None:
-        route = self.route
-        assert route is not None
-        route = msgspec.structs.replace(route, plan=self.encoded_plan)
-        self.host.to_router(Redispatch(route, sink.worker.name, error.code, error.message, self.host.index))
+        self.host.to_router(Redispatch(self.route, sink.worker.name, error.code, error.message, self.host.index))
         self._close(abort=True)
 
     def _report(self, sink: PartSink, outcome: str) -> None:
-        tokens = sum(choice.completion_tokens or choice.tokens_seen for choice in sink.choices)
+        tokens = sum([choice.completion_tokens or choice.tokens_seen for choice in sink.choices])
         prompt = self.plan.parts[sink.part_index].prompt_tokens
         worker = sink.worker
-        key = self.route.routing_key if self.route is not None else ""
+        key = self.route.routing_key
         self.host.to_router(WorkerReport(worker.url, self.host.index, outcome, prompt, tokens, worker.dp_rank, key))
 
     # Client ---------------------------------------------------------------------------------------
@@ -278,7 +282,7 @@ class Run:
         """The end of a loop iteration: read what it brought and send what that gave."""
         for sink in self.sinks:
             for choice in sink.choices:
-                if choice.pending and not self.over:
+                if choice.pending and choice.finish_reason is None and not self.over:
                     self._read_pending(sink, choice)
         self.dirty = False
         if not self.over:
@@ -364,4 +368,6 @@ class Run:
                 if abort and sink.call is not None:
                     sink.call.abort()
                 self._report(sink, "aborted")
+            sink.call = None
+        self.sinks = []  # what refers to each other would wait for the garbage collector
         self.host.finished(self)

@@ -34,8 +34,11 @@ class ReasoningParser(OutputParser, Protocol):
     """Separates chain-of-thought from the answer: ``ReasoningDelta`` and ``ContentDelta`` events only.
 
     ``in_reasoning`` tells the caller which side plain text goes to at the moment (tool parsing is off meanwhile);
-    ``holding``, whether text waits for the next ``feed``.
+    ``holding``, whether text waits for the next ``feed``. ``whole`` is ``feed`` for text that is certain to go to one
+    side as it is; of any other text it takes nothing and gives None.
     """
+
+    def whole(self, text: str) -> list[ParserEvent] | None: ...
 
     @property
     def in_reasoning(self) -> bool: ...

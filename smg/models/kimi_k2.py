@@ -121,6 +121,9 @@ class ThinkingParser:
     def holding(self) -> bool:
         return self._tags.holding or bool(self._unclear)
 
+    def whole(self, text: str) -> list[ParserEvent] | None:
+        return None if self._unclear else self._tags.whole(text)
+
     def feed(self, text: str) -> list[ParserEvent]:
         return self._sorted(self._tags.feed(text))
 

@@ -153,17 +153,33 @@ class ResponseParser:
         reasoning = self._reasoning
         if reasoning is None:
             return self._answer("".join(pieces))
-        events: list[ParserEvent] = []
-        for piece in pieces:
-            if piece:
-                new = reasoning.feed(piece)
-                self._count(piece, new, reasoning.holding)
-                events += new
-            else:
-                self._pending += 1
+        events = self._feed_counting(reasoning, pieces)
         if len(events) > 1:
             events = _merged(events)
         return events if self._tool is None else self._chain(events)
+
+    def _feed_counting(self, reasoning: ReasoningParser, pieces: Sequence[str]) -> list[ParserEvent]:
+        """The events of ``pieces``, and the count of those that are reasoning. Only where a marker may be are pieces
+        looked at one by one."""
+        text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        if not text:
+            self._pending += len(pieces)
+            return []
+        events = reasoning.whole(text)
+        if events is not None:
+            empty = 0
+            while not pieces[-1 - empty]:
+                empty += 1
+            if events and type(events[0]) is ReasoningDelta:
+                self.reasoning_tokens += self._pending + len(pieces) - empty
+            self._pending = empty
+            return events
+        if len(pieces) > 1:
+            half = len(pieces) // 2
+            return self._feed_counting(reasoning, pieces[:half]) + self._feed_counting(reasoning, pieces[half:])
+        events = reasoning.feed(text)
+        self._count(text, events, reasoning.holding)
+        return events
 
     def finish(self) -> list[ParserEvent]:
         """Everything that was held back. Call once, after the last ``feed``."""

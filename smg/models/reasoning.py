@@ -160,11 +160,15 @@ class BlockParser:
     def holding(self) -> bool:
         return self._held != ""
 
-    def feed(self, text: str) -> list[ParserEvent]:
+    def whole(self, text: str) -> list[ParserEvent] | None:
         state = self._state
-        if not self._held and state.leave is None and (not state.first or state.first not in text):
-            return [state.side(text)] if text and state.side is not None else []
-        return self._run(self._held + text).flush()
+        if self._held or state.leave is not None or (state.first and state.first in text):
+            return None
+        return [state.side(text)] if text and state.side is not None else []
+
+    def feed(self, text: str) -> list[ParserEvent]:
+        events = self.whole(text)
+        return self._run(self._held + text).flush() if events is None else events
 
     def _run(self, text: str) -> _Output:
         out = _Output()
@@ -221,6 +225,8 @@ class Passthrough:
 
     def feed(self, text: str) -> list[ParserEvent]:
         return [ContentDelta(text)] if text else []
+
+    whole = feed
 
     def finish(self) -> list[ParserEvent]:
         return []

@@ -214,9 +214,8 @@ class RouterProcess(ChildProcess):
         if route.attempts == 0:
             first = workers[0]
             self.metrics.routed("regular", first.transport, route.model, route.endpoint, streaming=route.streaming)
-        carried = msgspec.structs.replace(route, plan=b"")
         refs = [worker.ref() for worker in workers]
-        self.links.send("detok", detok, Dispatch(route.seq, route.frontend, refs, route.plan, carried))
+        self.links.send("detok", detok, Dispatch(route.seq, route.frontend, refs, route))
 
     def _choose(self, route: Route, prompt_tokens: int, hashes: bytes, now: float) -> Worker | None:
         served = self.registry.by_model.get(route.model)

@@ -8,14 +8,12 @@ costs a fifth. Cells belong to the process that made them and to its one loop th
 from __future__ import annotations
 
 import os
-import struct
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from prometheus_client.mmap_dict import MmapedDict, mmap_key
 from prometheus_client.utils import floatToGoString
 
-_pack = struct.Struct("dd").pack_into
 _files: dict[str, MmapedDict] = {}
 
 
@@ -41,24 +39,26 @@ def _file(kind: str) -> MmapedDict | None:
 class Cell:
     """One value. ``kind`` is "counter", "histogram" or "gauge_livesum"; ``sample`` is the exposed name."""
 
-    __slots__ = ("_at", "_map", "name", "value")
+    __slots__ = ("_shared", "name", "value")
 
     def __init__(
         self, kind: str, family: str, sample: str, names: Sequence[str], values: Sequence[str], text: str
     ) -> None:
         self.name = sample
         self.value = 0.0
-        self._map = _file(kind)
-        if self._map is not None:
+        # The place of the value in the file. A file that grows is mapped anew, but the older mapping shows the same
+        # pages, so the place stays good. The time stamp next to it is only asked of other kinds of gauges.
+        self._shared: memoryview[float] | list[float] = [0.0]
+        file = _file(kind)
+        if file is not None:
             key = mmap_key(family, sample, list(names), list(values), text)
-            self.value, _ = self._map.read_value(key)  # type: ignore[no-untyped-call]
-            self._at: int = self._map._positions[key]
+            self.value, _ = file.read_value(key)  # type: ignore[no-untyped-call]
+            at: int = file._positions[key]
+            self._shared = memoryview(file._m)[at : at + 8].cast("d")
 
     def inc(self, amount: float = 1.0) -> None:
         """Add ``amount``."""
-        self.value = value = self.value + amount
-        if self._map is not None:
-            _pack(self._map._m, self._at, value, 0.0)
+        self.value = self._shared[0] = self.value + amount
 
     def dec(self, amount: float = 1.0) -> None:
         """Subtract ``amount`` (gauges only)."""
@@ -67,9 +67,7 @@ class Cell:
     def set(self, value: float) -> None:
         """Replace the value (gauges only)."""
         if value != self.value:
-            self.value = value
-            if self._map is not None:
-                _pack(self._map._m, self._at, value, 0.0)
+            self.value = self._shared[0] = value
 
 
 class HistogramCell:
@@ -90,5 +88,7 @@ class HistogramCell:
 
     def observe(self, amount: float) -> None:
         """Record one observation."""
-        self._sum.inc(amount)
-        self._buckets[bisect_left(self._bounds, amount)].inc()
+        cell = self._sum
+        cell.value = cell._shared[0] = cell.value + amount
+        cell = self._buckets[bisect_left(self._bounds, amount)]
+        cell.value = cell._shared[0] = cell.value + 1.0

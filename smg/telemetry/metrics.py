@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -249,8 +250,7 @@ class DetokMetrics:
         response = run.plan.response
         endpoint = "responses" if response.api == "events" else response.api
         series = self.series(run.workers[0].transport, backend_type, response.model, endpoint)
-        now = asyncio.get_running_loop().time()
-        series.finished(run.dispatched, run.first_token, now, usage, streaming=response.stream)
+        series.finished(run.dispatched, run.first_token, time.monotonic(), usage, streaming=response.stream)
 
 
 class ProxyMetrics:

@@ -245,6 +245,21 @@ class IncrementalDecoder:
             return self._feed_apart(token_ids)
         return "".join(parts)  # type: ignore[arg-type]
 
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """The text that each of ``token_ids`` adds."""
+        if not self._apart:
+            texts = self._texts
+            if len(token_ids) == 1:
+                text = texts[token_ids[0]]
+                if text is not None:
+                    return [text]
+            else:
+                parts = [texts[token_id] for token_id in token_ids]
+                if None not in parts:
+                    return parts  # type: ignore[return-value]
+        feed = self.feed
+        return [feed((token_id,)) for token_id in token_ids]
+
     def finish(self) -> str:
         """What is left at the end: bytes of a character that was never completed, as U+FFFD."""
         if self._pending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 import pytest
@@ -289,3 +290,31 @@ def test_embeddings() -> None:
         assert list(message.tokenized.input_ids) == [1, 2]
         answer = codec.parse_embed(pb.EmbedResponse(embedding=[0.5, 0.25], prompt_tokens=2).SerializeToString())
         assert (answer.vector, answer.prompt_tokens) == ([0.5, 0.25], 2)
+
+
+def test_chunks_that_look_alike() -> None:
+    """Messages with equal counts are read without parsing them whole; what they say is the same."""
+    draw = random.Random(7)
+    decoder = codec_for("vllm").decoder(streaming=True)
+    totals: dict[int, int] = {}
+    for _ in range(4):
+        fields = {"prompt_tokens": draw.choice((0, 7, 300_000)), "cached_tokens": draw.choice((0, 5)), "index": 1}
+        for _ in range(40):
+            ids = [draw.choice((0, 127, 128, 46933, 151_935, 2**32 - 1)) for _ in range(draw.choice((1, 1, 1, 3, 30)))]
+            delta = decoder.decode(chunk("vllm", token_ids=ids, completion_tokens=1, **fields))
+            assert delta is not None
+            totals[1] = totals.get(1, 0) + len(ids)
+            assert [*delta.token_ids] == ids
+            assert counts(delta) == (fields["prompt_tokens"], totals[1], fields["cached_tokens"])
+            assert (delta.index, delta.finish_reason) == (1, None)
+
+
+def test_ids_that_are_cut_off() -> None:
+    decoder = codec_for("vllm").decoder(streaming=True)
+    good = chunk("vllm", token_ids=[46933], prompt_tokens=9, completion_tokens=1)
+    for _ in range(3):
+        assert decoder.decode(good) is not None
+    for at in (1, 3, 6):
+        with pytest.raises(DecodeError):
+            decoder.decode(good[:at] + bytes((good[at] | 0x80,)) + good[at + 1 :])
+    assert decoder.decode(good) is not None

@@ -46,17 +46,12 @@ class Renderer(Protocol):
 
 
 class Output:
-    """The byte buffer of a streaming renderer."""
+    """The byte buffer of a streaming renderer, its base."""
 
-    __slots__ = ("_parts",)
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def append(self, data: bytes) -> None:
-        self._parts.append(data)
+    _parts: list[bytes]
 
     def take(self) -> bytes:
+        """Bytes to send since the last call."""
         parts = self._parts
         if not parts:
             return b""

@@ -27,7 +27,7 @@ from smg.vocab.decode import DecodeTable
 _NULL_LOGPROBS = b',"logprobs":null'
 
 
-class ChatStream:
+class ChatStream(Output):
     """Server-sent events of a streamed chat. Order per choice: role, deltas; then, after all choices, the finish
     chunks.
     """
@@ -60,7 +60,7 @@ class ChatStream:
         self._begun = [False] * len(choices)
         self._has_calls = [False] * len(choices)
         self._new_ids: list[list[int]] = [[] for _ in choices]
-        self._out = Output()
+        self._parts = []
 
     def on_tokens(
         self,
@@ -79,10 +79,10 @@ class ChatStream:
         if self._plain and len(events) == 1:
             event = events[0]
             if type(event) is ContentDelta:
-                self._out.append(self._content[index] + json_bytes(event.text) + self._suffix)
+                self._parts.append(self._content[index] + json_bytes(event.text) + self._suffix)
                 return
             if type(event) is ReasoningDelta:
-                self._out.append(self._reasoning[index] + json_bytes(event.text) + self._suffix)
+                self._parts.append(self._reasoning[index] + json_bytes(event.text) + self._suffix)
                 return
         for position, event in enumerate(events):
             self._event(choice, event, last=position == len(events) - 1)
@@ -148,7 +148,7 @@ class ChatStream:
         if self._continuous:
             usage = b',"usage":' + json_bytes(self._running_usage().chat())
         prefix = self._prefix[choice.index]
-        self._out.append(prefix + delta + logprobs + rest + b"}]" + usage + b"}\n\n")
+        self._parts.append(prefix + delta + logprobs + rest + b"}]" + usage + b"}\n\n")
 
     def _running_usage(self) -> Usage:
         usage = Usage()
@@ -171,11 +171,8 @@ class ChatStream:
             rest += self._take_ids(choice)
             self._emit(choice, b"{}", self._take_logprobs(choice, all_left=all_left), rest)
         if self._include_usage:
-            self._out.append(self._head + b',"choices":[],"usage":' + json_bytes(usage.chat()) + b"}\n\n")
-        self._out.append(DONE)
-
-    def take(self) -> bytes:
-        return self._out.take()
+            self._parts.append(self._head + b',"choices":[],"usage":' + json_bytes(usage.chat()) + b"}\n\n")
+        self._parts.append(DONE)
 
     def body(self, usage: Usage) -> bytes:
         raise TypeError("a streamed answer has no body")

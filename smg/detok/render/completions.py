@@ -53,7 +53,7 @@ class _Shared:
         return output if source is None else joined_logprobs(prompt_logprobs(source, self.table, alternatives), output)
 
 
-class CompletionStream(_Shared):
+class CompletionStream(Output, _Shared):
     """Server-sent events of a streamed completion; each choice closes with its own finish chunk."""
 
     streaming = True
@@ -68,7 +68,7 @@ class CompletionStream(_Shared):
         self._begun = [False] * len(choices)
         self._plain = response.logprobs is None and not response.return_token_ids and not response.continuous_usage
         self._new_ids: list[list[int]] = [[] for _ in choices]
-        self._out = Output()
+        self._parts = []
 
     def on_tokens(
         self,
@@ -90,7 +90,7 @@ class CompletionStream(_Shared):
     def _chunk(self, choice: Choice, text: str, reason: str | None, *, first: bool = False) -> None:
         if self._plain and reason is None:
             body = b'{"text":' + json_bytes(text) + b',"index":%d,"finish_reason":null}' % choice.index
-            self._out.append(self._head + body + self._tail + b"}\n\n")
+            self._parts.append(self._head + body + self._tail + b"}\n\n")
             return
         shown: dict[str, Any] = {"text": text, "index": choice.index}
         if self.plan.response.logprobs is not None:
@@ -107,7 +107,7 @@ class CompletionStream(_Shared):
         usage = b""
         if self.plan.response.continuous_usage:
             usage = b',"usage":' + json_bytes(self._running_usage().completions())
-        self._out.append(self._head + json_bytes(shown) + self._tail + usage + b"}\n\n")
+        self._parts.append(self._head + json_bytes(shown) + self._tail + usage + b"}\n\n")
 
     def _running_usage(self) -> Usage:
         usage = Usage()
@@ -123,11 +123,8 @@ class CompletionStream(_Shared):
 
     def on_end(self, usage: Usage) -> None:
         if self.plan.response.include_usage:
-            self._out.append(self._head + self._tail + b',"usage":' + json_bytes(usage.completions()) + b"}\n\n")
-        self._out.append(DONE)
-
-    def take(self) -> bytes:
-        return self._out.take()
+            self._parts.append(self._head + self._tail + b',"usage":' + json_bytes(usage.completions()) + b"}\n\n")
+        self._parts.append(DONE)
 
     def body(self, usage: Usage) -> bytes:
         raise TypeError("a streamed answer has no body")

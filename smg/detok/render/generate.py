@@ -57,14 +57,14 @@ def _pairs(source: TokenLogprobs) -> list[list[float | int]]:
     return [[logprob, token] for logprob, token in zip(source.logprobs, source.token_ids, strict=False)]
 
 
-class GenerateStream(_Shared):
+class GenerateStream(Output, _Shared):
     """Server-sent events: cumulative text, the ids of this event."""
 
     streaming = True
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
         super().__init__(plan, choices, table)
-        self._out = Output()
+        self._parts = []
         self._last_ids: list[list[int]] = [[] for _ in choices]
 
     def on_tokens(
@@ -91,16 +91,13 @@ class GenerateStream(_Shared):
             "meta_info": meta,
             "index": choice.index,
         }
-        self._out.append(b"data: " + json_bytes(event) + b"\n\n")
+        self._parts.append(b"data: " + json_bytes(event) + b"\n\n")
 
     def on_choice_end(self, choice: Choice) -> None:
         self._event(choice, choice.finish_reason)
 
     def on_end(self, usage: Usage) -> None:
-        self._out.append(DONE)
-
-    def take(self) -> bytes:
-        return self._out.take()
+        self._parts.append(DONE)
 
     def body(self, usage: Usage) -> bytes:
         raise TypeError("a streamed answer has no body")

@@ -63,7 +63,7 @@ def _event(name: str, body: bytes) -> bytes:
     return b"event: " + name.encode() + b'\ndata: {"type":"' + name.encode() + b'"' + body + b"}\n\n"
 
 
-class MessagesStream:
+class MessagesStream(Output):
     """Server-sent events: start, blocks, delta with the stop reason, stop. There is no end marker besides."""
 
     streaming = True
@@ -71,7 +71,7 @@ class MessagesStream:
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
         self._plan = plan
         self._choice = choices[0]
-        self._out = Output()
+        self._parts = []
         self._begun = False
         self._block = ""
         self._index = -1
@@ -97,7 +97,7 @@ class MessagesStream:
             elif type(event) is ToolCallStart:
                 self._tool(event)
             elif type(event) is ToolCallArguments:
-                self._out.append(self._prefix + json_bytes(event.fragment) + b"}}\n\n")
+                self._parts.append(self._prefix + json_bytes(event.fragment) + b"}}\n\n")
 
     def _begin(self) -> None:
         self._begun = True
@@ -108,7 +108,7 @@ class MessagesStream:
             "stop_reason": None, "stop_sequence": None, "stop_details": None,
             "usage": usage_object(prompt, 0, choice.cached_tokens), "container": None,
         }  # fmt: skip
-        self._out.append(_event("message_start", b',"message":' + json_bytes(message)))
+        self._parts.append(_event("message_start", b',"message":' + json_bytes(message)))
 
     def _text(self, kind: str, text: str) -> None:
         if self._block != kind:
@@ -122,7 +122,7 @@ class MessagesStream:
             self._open(kind, b'{"type":"text","text":""}' if kind == _TEXT else _THINKING_BLOCK)
             name, field = _DELTAS[kind]
             self._prefix = self._delta_prefix(name, field)
-        self._out.append(self._prefix + json_bytes(text) + b"}}\n\n")
+        self._parts.append(self._prefix + json_bytes(text) + b"}}\n\n")
 
     def _tool(self, event: ToolCallStart) -> None:
         self._has_calls = True
@@ -137,11 +137,11 @@ class MessagesStream:
         self._blank = ""
         self._block = kind
         self._index += 1
-        self._out.append(_event("content_block_start", b',"index":%d,"content_block":' % self._index + block))
+        self._parts.append(_event("content_block_start", b',"index":%d,"content_block":' % self._index + block))
 
     def _close(self) -> None:
         if self._block:
-            self._out.append(_event("content_block_stop", b',"index":%d' % self._index))
+            self._parts.append(_event("content_block_stop", b',"index":%d' % self._index))
             self._block = ""
 
     def _delta_prefix(self, name: bytes, field: bytes) -> bytes:
@@ -165,11 +165,10 @@ class MessagesStream:
         if self._plan.response.options.get("thinking"):
             counts["output_tokens_details"] = {"thinking_tokens": usage.reasoning}
         delta = {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None, "container": None}
-        self._out.append(_event("message_delta", b',"delta":' + json_bytes(delta) + b',"usage":' + json_bytes(counts)))
-        self._out.append(_event("message_stop", b""))
-
-    def take(self) -> bytes:
-        return self._out.take()
+        self._parts.append(
+            _event("message_delta", b',"delta":' + json_bytes(delta) + b',"usage":' + json_bytes(counts))
+        )
+        self._parts.append(_event("message_stop", b""))
 
     def body(self, usage: Usage) -> bytes:
         raise TypeError("a streamed answer has no body")

@@ -8,7 +8,7 @@ import logging
 
 from google.protobuf.message import DecodeError
 
-from smg.engines.base import Delta, EngineError, Sink
+from smg.engines.base import EngineError, Sink
 from smg.engines.grpc.channel import TlsOptions, open_channel, unary
 from smg.engines.grpc.codecs import Decoder, codec_for
 from smg.engines.grpc.facts import Embedding
@@ -58,7 +58,9 @@ class GrpcWorkerClient:
         call = GrpcCall(self, request_id, sink, self.codec.decoder(streaming=streaming), streaming)
         if dp_rank >= 0:
             request = self.codec.pin_rank(request, dp_rank)
-        call.start(self._transport, self._generate, request, timeout)
+        call.handle = self._transport.start(
+            self._generate, request, call.on_message, call.on_end, call.on_error, timeout=timeout
+        )
         return call
 
     async def embed(self, request: bytes, timeout: float) -> Embedding:
@@ -85,9 +87,9 @@ class GrpcWorkerClient:
 
 
 class GrpcCall:
-    """One running generation (``Call``)."""
+    """One running generation (``Call``); ``handle`` is that of its stream, which calls the ``on_`` methods."""
 
-    __slots__ = ("_client", "_decode", "_failed", "_handle", "_open", "_request_id", "_sink", "_started", "_streaming")
+    __slots__ = ("_client", "_decode", "_failed", "_open", "_request_id", "_sink", "_started", "_streaming", "handle")
 
     def __init__(
         self, client: GrpcWorkerClient, request_id: str, sink: Sink, decoder: Decoder, streaming: bool
@@ -100,10 +102,7 @@ class GrpcCall:
         self._open = True
         self._started = False
         self._failed = False
-        self._handle: StreamHandle | None = None
-
-    def start(self, transport: StreamTransport, path: str, request: bytes, timeout: float | None) -> None:
-        self._handle = transport.start(path, request, self._on_message, self._on_end, self._on_error, timeout=timeout)
+        self.handle: StreamHandle | None = None
 
     def abort(self) -> None:
         """Stop the generation in the engine at once; the sink is not called again. Idempotent.
@@ -113,7 +112,7 @@ class GrpcCall:
         if not self._open:
             return
         self._open = False
-        handle = self._handle
+        handle = self.handle
         if handle is None:
             return
         if self._failed or (self._started and self._streaming):
@@ -125,7 +124,8 @@ class GrpcCall:
     def abort_choice(self, index: int) -> None:
         """Nothing: the engine runs all choices as one request."""
 
-    def _on_message(self, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
+        """A message of the stream."""
         if not self._open:
             return
         self._started = True
@@ -134,10 +134,8 @@ class GrpcCall:
         except DecodeError:
             self._break(EngineError("INTERNAL", "the worker sent a message that cannot be decoded"))
             return
-        if delta is not None:
-            self._deliver(delta)
-
-    def _deliver(self, delta: Delta) -> None:
+        if delta is None:
+            return
         if delta.finish_reason == "error":
             self._failed = True
         try:
@@ -152,7 +150,8 @@ class GrpcCall:
             self.abort()
             self._sink.on_error(error)
 
-    def _on_end(self) -> None:
+    def on_end(self) -> None:
+        """The stream ended with status OK."""
         if not self._open:
             return
         self._open = False
@@ -160,7 +159,8 @@ class GrpcCall:
             self._client.send_abort(self._request_id)
         self._sink.on_end()
 
-    def _on_error(self, error: EngineError) -> None:
+    def on_error(self, error: EngineError) -> None:
+        """The stream ended otherwise."""
         if not self._open:
             return
         self._open = False

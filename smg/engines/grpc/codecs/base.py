@@ -29,6 +29,9 @@ from smg.engines.grpc.facts import Embedding, Health, LoadReport, RankLoad, Work
 INT32_MAX = 2**31 - 1
 INT32_MIN = -(2**31)
 
+# Beginnings of messages whose token is remembered.
+KNOWN_LEADS = 65536
+
 # Endpoints whose text goes to the client as it is.
 RAW_TEXT_APIS = frozenset(("completions", "generate"))
 # Endpoints where ``skip_special_tokens`` false reaches the engine. On the others it is a wish about the gateway's text.
@@ -200,6 +203,37 @@ def skip_special_tokens(request: EngineRequest) -> bool:
 
 
 # ---- response helpers
+
+
+def behind_ids(payload: bytes) -> bytes:
+    """Of a response with a chunk as field 1 that begins with packed ids as field 1, both shorter than 128 bytes: what
+    is behind the ids. b"" for any other response."""
+    size = len(payload)
+    if not 5 < size < 130 or payload[0] != 10 or payload[1] != size - 2 or payload[2] != 10:
+        return b""
+    return payload[4 + payload[3] :]
+
+
+def read_lead(lead: bytes, known: dict[bytes, tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The ids of such a response, of which ``lead`` is the beginning with all ids and nothing else; None when it is
+    not. Those of single tokens are remembered in ``known``."""
+    if len(lead) < 5 or lead[0] != 10 or lead[2] != 10 or lead[3] != len(lead) - 4:
+        return None
+    ids: list[int] = []
+    value = shift = 0
+    for byte in lead[4:]:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            ids.append(value)
+            value = shift = 0
+    if shift or max(ids) >= 1 << 32:
+        return None  # cut off, or too large: for the parser to judge
+    if len(ids) == 1:
+        if len(known) >= KNOWN_LEADS:
+            known.clear()
+        known[lead] = tuple(ids)
+    return tuple(ids)
 
 
 def output_logprobs(message: Any) -> TokenLogprobs:

@@ -166,19 +166,37 @@ def vllm_logprobs(request: EngineRequest) -> int:
 
 
 _parse = pb.GenerateResponse.FromString
+_parse_chunk = pb.GenerateStreamChunk.FromString
+_ids: dict[bytes, tuple[int, ...]] = {}
 
 
 class VllmDecoder:
-    """vLLM counts per message, in chunks and in a streamed final message alike; the totals are kept here."""
+    """vLLM counts per message, in chunks and in a streamed final message alike; the totals are kept here.
 
-    __slots__ = ("_first", "_streaming", "_totals")
+    The chunks of a stream differ in their ids, mostly in nothing else. What follows the ids is kept: a chunk with the
+    same bytes there says the same as the one before, and only its ids are read."""
+
+    __slots__ = ("_first", "_last", "_rest", "_streaming", "_totals")
 
     def __init__(self, streaming: bool) -> None:
         self._streaming = streaming
         self._first = True
         self._totals: dict[int, int] = {}
+        self._rest = b""  # what followed the ids in ``_last``
+        self._last: Delta | None = None  # None while ``_rest`` is not known to be without ids
 
     def decode(self, payload: bytes) -> Delta | None:
+        last, rest = self._last, self._rest
+        if last is not None and payload.endswith(rest) and payload[1] == len(payload) - 2:
+            lead = payload[: len(payload) - len(rest)]
+            token_ids = _ids.get(lead) or base.read_lead(lead, _ids)
+            if token_ids is not None:
+                index = last.index
+                delta = Delta(index, token_ids)
+                self._totals[index] = delta.completion_tokens = self._totals[index] + len(token_ids)
+                delta.prompt_tokens = last.prompt_tokens
+                delta.cached_tokens = last.cached_tokens
+                return delta
         message = _parse(payload)
         if not message.HasField("chunk"):
             return self._complete(message.complete) if message.HasField("complete") else None
@@ -198,7 +216,15 @@ class VllmDecoder:
             self._first = False
             if chunk.HasField("input_logprobs"):
                 delta.prompt_logprobs = base.input_logprobs(chunk.input_logprobs)
+        elif delta.logprobs is None and not chunk.HasField("input_logprobs"):
+            self._compare(payload, delta)
         return delta
+
+    def _compare(self, payload: bytes, delta: Delta) -> None:
+        """Remember what follows the ids of a chunk. From its second occurrence on it stands for what ``delta`` says."""
+        rest = base.behind_ids(payload)
+        known = rest != b"" and rest == self._rest and not _parse_chunk(rest).token_ids
+        self._rest, self._last = rest, delta if known else None
 
     def _complete(self, complete: Any) -> Delta:
         index = complete.index

@@ -26,15 +26,15 @@ class Call:
     The other members are the machine's."""
 
     __slots__ = (
-        "attempts", "block", "body", "buffer", "need", "on_message", "open", "received", "request", "responded",
+        "attempts", "block", "buffer", "need", "on_message", "open", "received", "request", "responded", "sent",
         "stream_id", "window",
     )  # fmt: skip
 
     def __init__(self, block: bytes, request: bytes, on_message: Callable[[bytes], None]) -> None:
         self.on_message = on_message
         self.block = block
-        self.request = MESSAGE.pack(0, len(request)) + request  # kept until the peer answers
-        self.body = memoryview(self.request)  # what is still to be sent
+        self.request = request  # kept until it is sent and the peer answers
+        self.sent = 0  # bytes of the request, with its prefix, that were sent
         self.stream_id = 0
         self.open = False
         self.attempts = 0
@@ -103,8 +103,11 @@ class Calls:
 
     def submit(self, call: Call) -> None:
         """Open ``call``, or let it wait."""
-        self.waiting[call] = None
-        self.admit()
+        if self.ready and not (self.waiting or self.stalled or self.draining) and len(self.open) < self.limit:
+            self._admit(call)
+        else:
+            self.waiting[call] = None
+            self.admit()
 
     def cancel(self, call: Call) -> None:
         """Reset ``call`` without a word to it; nothing happens when it is over."""
@@ -151,13 +154,16 @@ class Calls:
         while self.waiting and len(self.open) < self.limit:
             if self.draining or self.stalled or not self.ready:
                 break
-            call, _ = self.waiting.popitem(last=False)
-            call.stream_id, call.open = self._next_id, True
-            call.attempts += 1
-            self.open[call.stream_id] = call
-            self._next_id += 2
-            self.draining = self._next_id > frames.MAX_STREAM_ID
-            self._sender.open(call)
+            self._admit(self.waiting.popitem(last=False)[0])
+
+    def _admit(self, call: Call) -> None:
+        stream_id = self._next_id
+        call.stream_id, call.open = stream_id, True
+        call.attempts += 1
+        self.open[stream_id] = call
+        self._next_id = stream_id + 2
+        self.draining = stream_id + 2 > frames.MAX_STREAM_ID
+        self._sender.open(call)
 
     def _forget(self, call: Call) -> None:
         call.open = False
@@ -198,7 +204,7 @@ class Calls:
             self.fail_one(call, "UNAVAILABLE", why)
         else:
             self._forget(call)
-            call.body = memoryview(call.request)
+            call.sent = 0
             self.waiting[call] = None
             self.waiting.move_to_end(call, last=False)
 

@@ -64,12 +64,13 @@ class HeadDecoder:
     def __init__(self) -> None:
         self._decoder = hpack.Decoder(max_header_list_size=64 * 1024)
         self._cache: dict[bytes, Head] = {}
+        self._tableless = False  # the peer has given its dynamic table up; what a block means never changes then
 
     def decode(self, block: bytes) -> Head:
         """Raises ``ProtocolError``."""
-        decoder = self._decoder
-        if not decoder.header_table_size and (head := self._cache.get(block)) is not None:
+        if self._tableless and (head := self._cache.get(block)) is not None:
             return head
+        decoder = self._decoder
         try:
             fields = dict(decoder.decode(block, raw=True))
         except (hpack.HPACKError, IndexError, ValueError, OverflowError) as error:
@@ -77,7 +78,8 @@ class HeadDecoder:
                 COMPRESSION_ERROR, f"header block cannot be decoded ({type(error).__name__})"
             ) from error
         head = _head(fields)
-        if not decoder.header_table_size and len(block) <= CACHED_BLOCK_BYTES:
+        self._tableless = not decoder.header_table_size
+        if self._tableless and len(block) <= CACHED_BLOCK_BYTES:
             if len(self._cache) >= CACHED_BLOCKS:
                 self._cache.clear()
             self._cache[block] = head

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from smg.engines.base import EngineError
 from smg.engines.grpc.h2 import frames
-from smg.engines.grpc.h2.calls import Calls
+from smg.engines.grpc.h2.calls import Call, Calls
 from smg.engines.grpc.h2.frames import MAX_WINDOW, ProtocolError, fields_of, unpadded
 from smg.engines.grpc.h2.headers import NOTHING, Head, HeadDecoder, without_status
 from smg.engines.grpc.h2.sender import Sender
@@ -171,7 +171,8 @@ class Machine:
                     self._sender.put_word(frames.WINDOW_UPDATE, call.stream_id, call.received)
                     call.received = 0
         self._sender.pump()
-        self.calls.admit()
+        if self.calls.waiting:
+            self.calls.admit()
 
     def _on_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if self._block_id and kind != frames.CONTINUATION:
@@ -211,7 +212,7 @@ class Machine:
                 self.calls.flowing[stream_id] = call
 
     def _on_headers(self, flags: int, stream_id: int, payload: bytes) -> None:
-        self.calls.get(stream_id)
+        call = self.calls.get(stream_id)
         if flags & frames.PADDED:
             payload = unpadded(payload)
         if flags & frames.PRIORITY_FIELDS:
@@ -219,7 +220,7 @@ class Machine:
                 raise ProtocolError(frames.FRAME_SIZE_ERROR, "HEADERS without its priority fields")
             payload = payload[5:]
         if flags & frames.END_HEADERS:
-            self._on_head(stream_id, self._heads.decode(payload), flags)
+            self._on_head(call, self._heads.decode(payload), flags)
         else:
             self._block_id, self._block_flags = stream_id, flags
             self._block += payload
@@ -234,10 +235,9 @@ class Machine:
             block = bytes(self._block)
             self._block.clear()
             self._block_id = 0
-            self._on_head(stream_id, self._heads.decode(block), self._block_flags)
+            self._on_head(self.calls.open.get(stream_id), self._heads.decode(block), self._block_flags)
 
-    def _on_head(self, stream_id: int, head: Head, flags: int) -> None:
-        call = self.calls.open.get(stream_id)
+    def _on_head(self, call: Call | None, head: Head, flags: int) -> None:
         self.progressed = True
         if call is None:
             return
@@ -248,8 +248,9 @@ class Machine:
             self.calls.refuse(call, error, frames.PROTOCOL_ERROR)
         elif head.http == 200 and head.grpc:
             call.responded = True
-            call.request = b""
-            self.calls.flowing[stream_id] = call
+            if call.stream_id not in self._sender.blocked:
+                call.request = b""
+            self.calls.flowing[call.stream_id] = call
         elif not 100 <= head.http < 200:
             self.calls.refuse(call, without_status(head))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from smg.engines.grpc.h2 import frames
 from smg.engines.grpc.h2.calls import Call
-from smg.engines.grpc.h2.frames import MAX_WINDOW, ProtocolError, frame
+from smg.engines.grpc.h2.frames import MAX_WINDOW, PREFIX_BYTES, ProtocolError, frame
 from smg.engines.grpc.h2.headers import EMPTY_TABLE
 
 MAX_ANSWERS = 1000
@@ -47,12 +47,25 @@ class Sender:
         self.put(kind, frames.ACK, 0, payload)
 
     def open(self, call: Call) -> None:
-        """Send the head of ``call``, and of its body what can be sent."""
+        """Send the head of ``call``, and of its request what can be sent."""
+        out, stream_id, block = self._out, call.stream_id, call.block
+        if self._table_note:
+            block = self._table_note + block
+            self._table_note = b""
+        out.append(frames.FRAME.pack(len(block) << 8 | frames.HEADERS, frames.END_HEADERS, stream_id))
+        out.append(block)
+        request = call.request
+        size = len(request) + PREFIX_BYTES
         call.window = self._stream_window
-        self.put(frames.HEADERS, frames.END_HEADERS, call.stream_id, self._table_note + call.block)
-        self._table_note = b""
-        self.blocked[call.stream_id] = call
-        self._send(call)
+        if size <= self.frame_size and size <= self._window and size <= call.window:
+            out.append(frames.MESSAGE_FRAME.pack(size << 8, frames.END_STREAM, stream_id, 0, len(request)))
+            out.append(request)
+            self._window -= size
+            call.window -= size
+            call.sent = size
+        else:
+            self.blocked[stream_id] = call
+            self._send(call)
 
     def pump(self) -> None:
         """Use what windows have grown. The oldest call goes first: a request is of use only when it is whole."""
@@ -64,18 +77,23 @@ class Sender:
                 self._send(call)
 
     def _send(self, call: Call) -> None:
-        body = call.body
-        while (size := min(self.frame_size, self._window, call.window, len(body))) > 0:
-            flags = frames.END_STREAM if size == len(body) else 0
-            self._out.append(frames.FRAME.pack(size << 8 | frames.DATA, flags, call.stream_id))
-            self._out.append(body[:size])
-            body = body[size:]
+        """Send of the request, behind its prefix, what the windows let through."""
+        out, request, sent = self._out, memoryview(call.request), call.sent
+        end = len(request) + PREFIX_BYTES
+        while (size := min(self.frame_size, self._window, call.window, end - sent)) > 0:
+            flags = frames.END_STREAM if sent + size == end else 0
+            out.append(frames.FRAME.pack(size << 8 | frames.DATA, flags, call.stream_id))
+            if sent < PREFIX_BYTES:
+                out.append(frames.MESSAGE.pack(0, len(request))[sent : sent + size])
+            out.append(request[max(sent - PREFIX_BYTES, 0) : max(sent + size - PREFIX_BYTES, 0)])
+            sent += size
             self._window -= size
             call.window -= size
-        call.body = body
-        if not body:
-            call.body = memoryview(b"")  # lets the request go
+        call.sent = sent
+        if sent == end:
             del self.blocked[call.stream_id]
+            if call.responded:
+                call.request = b""
 
     def resize(self, initial_window: int) -> None:
         """The peer's SETTINGS_INITIAL_WINDOW_SIZE. Raises ``ProtocolError``."""

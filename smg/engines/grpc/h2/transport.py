@@ -25,6 +25,8 @@ KEEPALIVE = 30.0
 # Servers allow one ping in five minutes, and begin anew whenever they send an answer's bytes.
 PING_INTERVAL = 300.0
 RESUME_DELAY = 0.02
+# Timers of the loop may fire this much early.
+TIMER_GRAIN = 0.001
 WRITE_BUFFER = 1024 * 1024
 
 # The kernel watches connections on which HTTP/2 must keep silent.
@@ -59,6 +61,7 @@ class LeanTransport:
         self._blocks: dict[str, bytes] = {}
         self._current: _Connection | None = None
         self._connections: set[_Connection] = set()
+        self._deadlines: Deadlines | None = None
         self._closed = False
 
     def start(
@@ -72,7 +75,6 @@ class LeanTransport:
         timeout: float | None = None,
     ) -> _Stream:
         """See ``StreamTransport``."""
-        loop = asyncio.get_running_loop()
         block = self._blocks.get(path)
         if block is None:
             block = self._blocks[path] = request_block("https" if self._tls else "http", self.target, path)
@@ -81,11 +83,12 @@ class LeanTransport:
         stream = _Stream(block, request, on_message, on_end, on_error)
         if self._closed:
             error = EngineError("UNAVAILABLE", "the connection to the worker was given up")
-            stream.timer = loop.call_soon(stream.failed, error)
+            stream.failure = asyncio.get_running_loop().call_soon(stream.failed, error)
             return stream
         if timeout is not None:
-            stream.deadline = loop.time() + timeout
-            stream.timer = loop.call_later(max(timeout, 0.0), stream.expire)
+            if self._deadlines is None:
+                self._deadlines = Deadlines(asyncio.get_running_loop())
+            self._deadlines.add(stream, timeout)
         self.place(stream)
         return stream
 
@@ -114,6 +117,8 @@ class LeanTransport:
         """Drop the running calls without a word to their callbacks and give the connections up."""
         self._closed = True
         endings = [connection.shut() for connection in list(self._connections)]
+        if self._deadlines is not None:
+            self._deadlines.close()
         if endings:
             await asyncio.wait(endings, timeout=CLOSE_TIMEOUT)
 
@@ -125,15 +130,15 @@ def _nothing(*_: object) -> None:
 class _Stream(Call):
     """A call and its ``StreamHandle``."""
 
-    __slots__ = ("_on_end", "_on_error", "connection", "deadline", "timer")
+    __slots__ = ("_on_end", "_on_error", "connection", "deadlines", "failure")
 
     def __init__(self, block: bytes, request: bytes, on_message: OnMessage, on_end: OnEnd, on_error: OnError) -> None:
         super().__init__(block, request, on_message)
         self._on_end = on_end
         self._on_error = on_error
         self.connection: _Connection | None = None
-        self.deadline: float | None = None
-        self.timer: asyncio.Handle | None = None
+        self.deadlines: Deadlines | None = None
+        self.failure: asyncio.Handle | None = None
 
     def cancel(self) -> None:
         connection = self.connection
@@ -153,8 +158,7 @@ class _Stream(Call):
         on_end()
 
     def failed(self, error: EngineError) -> None:
-        deadline = self.deadline
-        if error.code == "CANCELLED" and deadline is not None and asyncio.get_running_loop().time() >= deadline:
+        if error.code == "CANCELLED" and self.deadlines is not None and self.deadlines.passed(self):
             # A server that was quicker to see it pass has reset the stream.
             error = EngineError("DEADLINE_EXCEEDED", "Deadline Exceeded")
         on_error = self._on_error
@@ -165,9 +169,54 @@ class _Stream(Call):
         """The call is over: let go of everything, since the callbacks' owner holds this handle."""
         self.connection = None
         self.on_message = self._on_end = self._on_error = _nothing
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        if self.deadlines is not None:
+            self.deadlines.remove(self)
+            self.deadlines = None
+        if self.failure is not None:
+            self.failure.cancel()
+            self.failure = None
+
+
+class Deadlines:
+    """The deadlines of all streams of a transport, on one timer: nearly all of them end long before theirs."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._due: dict[_Stream, float] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._at = 0.0  # when the timer fires
+
+    def add(self, stream: _Stream, timeout: float) -> None:
+        """Have ``stream`` expire after ``timeout`` seconds."""
+        due = self._due[stream] = self._loop.time() + timeout
+        stream.deadlines = self
+        if self._timer is None or due < self._at:
+            self._arm(due)
+
+    def remove(self, stream: _Stream) -> None:
+        """The stream is over. The timer stays for the next one that needs it."""
+        self._due.pop(stream, None)
+
+    def passed(self, stream: _Stream) -> bool:
+        return self._loop.time() >= self._due[stream]
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _arm(self, at: float) -> None:
+        self.close()
+        self._at = at
+        self._timer = self._loop.call_later(max(at - self._loop.time(), 0.0), self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        now = self._loop.time() + TIMER_GRAIN
+        for stream in [stream for stream, due in self._due.items() if due <= now]:
+            stream.expire()
+        if self._due:
+            self._arm(min(self._due.values()))
 
 
 class _Connection(asyncio.Protocol):
