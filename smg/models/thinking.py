@@ -158,8 +158,9 @@ def template_kwargs(
     if switch.key and wanted is not None:
         kwargs[switch.key] = switch.value(wanted)
     kwargs |= request.template_kwargs
-    for name in reserved & kwargs.keys():
-        del kwargs[name]
+    if kwargs:
+        for name in reserved & kwargs.keys():
+            del kwargs[name]
     return kwargs
 
 

@@ -84,10 +84,10 @@ class FastTemplate:
         logger.info("chat template: the engines never agree on the probes, rendering with jinja2")
         return None
 
-    def render(self, variables: Mapping[str, Any]) -> str | None:
+    def render(self, variables: Mapping[str, Any], tools_digest: bytes | None = None) -> str | None:
         """The text, or None when Jinja2 has to render. A conversation of a new shape is rendered by both; what Jinja2
-        raises then is passed on."""
-        shape = _shape(variables)
+        raises then is passed on. ``tools_digest`` stands for ``tools``, which then need not be looked at."""
+        shape = _shape(variables, tools_digest)
         known = self._shapes.get(shape)
         if shape is None or known is False:
             return None
@@ -113,7 +113,7 @@ def _as_condition(match: re.Match[str]) -> str:
     return f"{{%{left} {'endif' if end else 'if true'} {right}%}}"
 
 
-def _shape(variables: Mapping[str, Any]) -> Any:
+def _shape(variables: Mapping[str, Any], tools_digest: bytes | None) -> Any:
     """A hashable value that stands for the shape of a render, None for one that only Jinja2 may do."""
     kinds = set()
     try:
@@ -122,8 +122,11 @@ def _shape(variables: Mapping[str, Any]) -> Any:
             if not _FLAT.issuperset(types):
                 types = tuple(_types(value, _MAX_DEPTH) for value in message.values())
             kinds.add((message.get("role"), not message.get("content"), tuple(message), types))
-        rest = {name: value for name, value in variables.items() if name != "messages"}
-        return frozenset(kinds), xxh3_128_digest(orjson.dumps(rest))
+        rest = dict(variables)
+        del rest["messages"]
+        if tools_digest is not None:
+            del rest["tools"]
+        return frozenset(kinds), tools_digest, xxh3_128_digest(orjson.dumps(rest))
     except (TypeError, ValueError, RecursionError):
         return None
 

@@ -68,8 +68,8 @@ class ControlGuard:
         self._tokens = TextFinder([token.text for token in added_tokens])
 
     def suspects(self, supplied: bytes, messages: Messages) -> bool:
-        """Whether supplied text may contain control-token text. ``supplied`` is the JSON form of everything that
-        a client supplied."""
+        """Whether supplied text may contain control-token text. ``supplied`` is the JSON form of what a
+        client supplied."""
         return self._in_json.search(supplied) or any(
             self._everywhere.search("".join(texts)) for texts in map(_part_texts, messages) if len(texts) > 1
         )
@@ -156,9 +156,8 @@ class ControlGuard:
         return [piece for piece in pieces if piece.text]
 
 
-def supplied_json(given: TemplateInput) -> bytes:
-    """Everything that the client supplied, as UTF-8 JSON without escapes for non-ASCII."""
-    value = (given.messages, given.tools, given.documents, given.kwargs)
+def json_form(value: Any) -> bytes:
+    """Something that the client supplied as UTF-8 JSON without escapes for non-ASCII."""
     try:
         return orjson.dumps(value)
     except (TypeError, ValueError):  # integers beyond 64 bits, odd keys
@@ -217,7 +216,8 @@ def _escape(character: str) -> str:
 
 def _private_characters(given: TemplateInput, prompt: str) -> _Marks | None:
     """Characters of the private use area that nothing here contains, None when there are too few."""
-    used = set(supplied_json(given).decode()) | set(prompt)
+    supplied = json_form((given.messages, given.tools, given.documents, given.kwargs))
+    used = set(supplied.decode()) | set(prompt)
     free = list(islice((chr(code) for code in _PRIVATE if chr(code) not in used), _MAX_STAND_INS + 1))
     return _Marks(free[0], free[1:]) if len(free) > 1 else None
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from xxhash import xxh3_128_digest
 
 from smg.models.harmony import HarmonyRenderer, ResponsesConversation, speaks_harmony
 from smg.models.prompt import Piece, PromptError, RenderedPrompt, Renderer, RenderRequest
@@ -20,7 +23,7 @@ from smg.models.thinking import (
     detect_switch,
     template_kwargs,
 )
-from smg.tokenizer_pool.injection import ControlGuard, supplied_json
+from smg.tokenizer_pool.injection import ControlGuard, json_form
 from smg.tokenizer_pool.preparation import MessagePreparation
 from smg.tokenizer_pool.template import ChatTemplate, TemplateInput, parse_arguments
 from smg.vocab.controls import AddedToken
@@ -44,6 +47,7 @@ _NATIVE_SWITCHES = {
 _KEEPING_TOOLS = ("kimi_k3", "harmony")
 # White space to Python's str.strip, not to the fast engine's: the information separators, as JSON escapes them.
 _ODD_SPACE = re.compile(rb"\\u001[c-f]", re.IGNORECASE)
+_MAX_TOOL_LISTS = 256
 
 
 class PromptRenderer:
@@ -106,6 +110,21 @@ class PromptRenderer:
         return self._harmony.render_responses(conversation)
 
 
+def _has_odd_space(value: bytes) -> bool:
+    return b"\\" in value and _ODD_SPACE.search(value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolFacts:
+    """A tool list, the digest of its JSON form, whether the fast engine treats its texts alike, and whether they may
+    contain control-token text. The list is kept so that its id stays its own."""
+
+    tools: list[dict[str, Any]]
+    digest: bytes
+    plain: bool
+    suspect: bool
+
+
 class _JinjaRenderer:
     """Conversations through one chat template."""
 
@@ -113,6 +132,7 @@ class _JinjaRenderer:
         self._template = template
         self._guard = guard
         self._typescript_tools = typescript_tools
+        self._known_tools: dict[int, _ToolFacts] = {}
         self._preparation = MessagePreparation(template.source, template.format)
         self.switch = detect_switch(template.source, self._probe)
 
@@ -120,24 +140,45 @@ class _JinjaRenderer:
         """The prompt of a conversation. Raises ``PromptError``."""
         messages, texts = parse_arguments(self._preparation.apply(request.messages))
         kwargs = template_kwargs(request, self.switch, self._template.reserved)
+        tools = request.tools or None
         given = TemplateInput(
             messages,
-            request.tools or None,
+            tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             kwargs=kwargs,
             argument_texts=texts,
         )
-        supplied = supplied_json(given)
-        given.fast = b"\\" not in supplied or _ODD_SPACE.search(supplied) is None
-        if self._typescript_tools:
-            given.kwargs = kwargs | template_variables(request.tools)
+        supplied = json_form((messages, kwargs) if kwargs else messages)
+        given.fast = not _has_odd_space(supplied)
+        suspect = self._guard is not None and self._guard.suspects(supplied, messages)
+        if tools is not None:
+            facts = self._facts(tools)
+            given.fast = given.fast and facts.plain
+            given.tools_digest = facts.digest
+            suspect = suspect or facts.suspect
+            if self._typescript_tools:
+                given.kwargs = kwargs | template_variables(request.tools)
+        elif self._typescript_tools:
+            given.kwargs = kwargs | template_variables(None)
         rendered = self._template.render(given)
-        if self._guard is not None and self._guard.suspects(supplied, messages):
+        if suspect and self._guard is not None:
             pieces = self._guard.pieces(given, rendered, self._template.render)
         else:
             pieces = [Piece(rendered.text)]
         return RenderedPrompt(pieces, rendered.engine, continued=rendered.continued)
+
+    def _facts(self, tools: list[dict[str, Any]]) -> _ToolFacts:
+        """What is known of a tool list; many requests share one list object."""
+        facts = self._known_tools.get(id(tools))
+        if facts is None or facts.tools is not tools:
+            text = json_form(tools)
+            suspect = self._guard is not None and self._guard.suspects(text, [])
+            facts = _ToolFacts(tools, xxh3_128_digest(text), plain=not _has_odd_space(text), suspect=suspect)
+            if len(self._known_tools) >= _MAX_TOOL_LISTS:
+                self._known_tools.clear()
+            self._known_tools[id(tools)] = facts
+        return facts
 
     def _probe(self, kwargs: dict[str, Any]) -> str:
         """The prompt of the conversation that thinking switches are found with."""

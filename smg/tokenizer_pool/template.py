@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 
@@ -37,8 +37,7 @@ RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt",
 _MARKERS = ("CONTINUE_FINAL_MESSAGE_TAG ", "CONTINUE_THE_LAST_MESSAGE_HERE ", "GO_ON_BEHIND_THIS_MARK_OF_THE_TURN ")
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
+class Rendered(NamedTuple):
     """Text of a render, the engine that made it, and whether it ends inside the continued assistant message."""
 
     text: str
@@ -53,7 +52,7 @@ class TemplateInput:
     ``messages`` are as the template shall see them, tool-call arguments as JSON values. ``argument_texts`` gives the
     client's own text of arguments by (index of the message, index of the call), for templates that want text.
     ``tools`` None means there are none. ``fast`` False: only Jinja2 may render (text that the engines are known to
-    treat differently).
+    treat differently). ``tools_digest``: a digest of the tool list, where the caller has one.
     """
 
     messages: Messages
@@ -64,6 +63,7 @@ class TemplateInput:
     kwargs: Mapping[str, Any] | None = None
     argument_texts: Mapping[tuple[int, int], str] = field(default_factory=dict)
     fast: bool = True
+    tools_digest: bytes | None = None
 
 
 class ChatTemplate:
@@ -129,7 +129,7 @@ class ChatTemplate:
         variables["documents"] = given.documents
         variables["add_generation_prompt"] = generation_prompt
         if self._fast is not None and given.fast:
-            text = self._fast.render(variables)
+            text = self._fast.render(variables, given.tools_digest if tools is given.tools else None)
             if text is not None:
                 return text, "minijinja"
         return self._render_reference(variables), "jinja2"
@@ -211,7 +211,10 @@ def _as_text(arguments: Any) -> str:
 
 def _map_arguments(messages: Messages, convert: Callable[[tuple[int, int], Any], Any]) -> Messages:
     """The messages with every call's arguments converted; the same list when there are no calls."""
-    if not any(message.get("tool_calls") for message in messages):
+    for message in messages:
+        if message.get("tool_calls"):
+            break
+    else:
         return messages
     changed = []
     for index, message in enumerate(messages):
