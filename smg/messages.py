@@ -12,9 +12,15 @@ Rules of this file:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+if TYPE_CHECKING:
+    Passed = bytes
+else:
+    # Bytes that are passed on or read once. What comes out of a frame is a view of the frame, not a copy.
+    Passed = memoryview
 
 
 class Message(msgspec.Struct, array_like=True, tag_field="t", frozen=True, gc=False):
@@ -204,7 +210,7 @@ class Route(Message, frozen=True, tag="route"):
     frontend: int
     model: str
     parts: list[RoutePart]
-    plan: bytes
+    plan: Passed
     routing_key: str = ""
     target_worker: str = ""
     endpoint: str = "chat"

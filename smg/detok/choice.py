@@ -21,7 +21,7 @@ class Choice:
     """State of one choice. ``finish_reason`` is None while the choice runs, then the engine's word or "stop".
 
     ``logprobs`` is None unless the client asked for them. ``pending`` holds tokens of this loop iteration that are
-    not read yet, ``last`` the message that brought the newest of them.
+    not read yet, ``last`` the newest message, whose counts are taken over when somebody asks (``settle``).
     """
 
     __slots__ = (
@@ -167,6 +167,7 @@ class Choice:
 
     def complete(self, delta: Delta) -> list[ParserEvent]:
         """The engine's last message for this choice: counts, reason, and what was held back."""
+        self.settle()
         self.absorb_counts(delta)
         if self.finish_reason is not None:
             return []
@@ -180,6 +181,13 @@ class Choice:
         self.cut_short = True
         self.finish_reason = "stop"
         return self.flush()
+
+    def settle(self) -> None:
+        """Bring the counts up to date. To be called before they are read."""
+        last = self.last
+        if last is not None:
+            self.last = None
+            self.absorb_counts(last)
 
     def absorb_counts(self, delta: Delta) -> None:
         """Take over the totals that a message reports."""

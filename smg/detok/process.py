@@ -63,8 +63,9 @@ class DetokProcess(ChildProcess):
         self.metrics = DetokMetrics()
         self.vocabularies = Vocabularies(self.run_dir)
         self._dirty: list[Run] = []
+        self._flush_due = False
         self._engine_ids: set[str] = set()
-        self._frontends = self.links.of("frontend")
+        self._frontends, self._routers = self.links.of("frontend"), self.links.of("router")
         self._empty = asyncio.Event()
         self._empty.set()
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -132,7 +133,9 @@ class DetokProcess(ChildProcess):
 
     def _on_dispatch(self, message: Dispatch) -> None:
         plan = _decode_plan(message.route.plan)
-        self.links.send_lazily("frontend", message.frontend, Owner(message.seq, self.index))
+        box = self._frontends.get(message.frontend)
+        if box is not None:
+            box.send_lazily(Owner(message.seq, self.index))
         for part in plan.parts:
             if part.engine_id in self._engine_ids:
                 text = f"a request with id '{part.engine_id}' is running"
@@ -188,25 +191,37 @@ class DetokProcess(ChildProcess):
     def to_frontend(self, frontend: int, message: RingMessage) -> None:
         box = self._frontends.get(frontend)
         if box is not None:
-            box.send(message)
+            box.hold(message)
+            if not self._flush_due:
+                self._flush_due = True
+                self.loop.call_soon(self._flush)
 
     def to_router(self, message: RingMessage) -> None:
         if isinstance(message, Redispatch):
             self.links.deliver("router", 0, message)
         else:
-            self.links.send_lazily("router", 0, message)  # a restarted router hears of the load as a whole
+            box = self._routers.get(0)
+            if box is not None:  # a restarted router hears of the load as a whole
+                box.send_lazily(message)
 
     def write(self, run: Run) -> None:
-        if not self._dirty:
-            self.loop.call_soon(self._flush)
         self._dirty.append(run)
+        if not self._flush_due:
+            self._flush_due = True
+            self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
+        """The end of a loop iteration: one frame for each frontend."""
         dirty, self._dirty = self._dirty, []
-        for run in dirty:
-            run.flush()
-        for box in self._frontends.values():
-            box.flush()
+        try:
+            for run in dirty:
+                run.flush()
+        finally:
+            self._flush_due = bool(self._dirty)
+            if self._flush_due:
+                self.loop.call_soon(self._flush)
+            for box in self._frontends.values():
+                box.flush()
 
     def finished(self, run: AnyRun) -> None:
         self.runs.pop((run.frontend, run.seq), None)

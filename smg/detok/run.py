@@ -70,7 +70,9 @@ class PartSink:
             run.first_token = time.monotonic()
         if delta.finish_reason is None and choice.logprobs is None:
             choice.pending += delta.token_ids
-            choice.last = delta
+            if choice.last is not delta:
+                choice.settle()
+                choice.last = delta
             if not run.dirty:
                 run.dirty = True
                 run.host.write(run)
@@ -118,10 +120,13 @@ class Run:
         keep_ids = plan.response.return_token_ids or plan.response.api == "generate"
         self.choices = [make_choice(i, plan, table, keep_token_ids=keep_ids) for i in range(n * len(plan.parts))]
         self.renderer: Renderer = renderer or make_renderer(plan, self.choices, table)
-        self.sinks = [
-            PartSink(self, index, worker, self.choices[index * n : (index + 1) * n])
-            for index, worker in enumerate(dispatch.workers)
-        ]
+        if len(plan.parts) == 1:
+            self.sinks = [PartSink(self, 0, self.workers[0], self.choices)]
+        else:
+            self.sinks = [
+                PartSink(self, index, worker, self.choices[index * n : (index + 1) * n])
+                for index, worker in enumerate(self.workers)
+            ]
 
     def start(self) -> None:
         """Send every part to its worker."""
@@ -168,9 +173,7 @@ class Run:
         """Read the tokens that this loop iteration collected."""
         token_ids, choice.pending = choice.pending, []
         events = choice.feed(token_ids)
-        if choice.last is not None:
-            choice.absorb_counts(choice.last)
-        if choice.stop_string_matched:
+        if choice.ended_by_gateway and choice.stop_string_matched:
             events += choice.end_by_gateway()
         self.renderer.on_tokens(choice, token_ids, events, None)
         if choice.finish_reason is not None:
@@ -264,7 +267,10 @@ class Run:
         self._close(abort=True)
 
     def _report(self, sink: PartSink, outcome: str) -> None:
-        tokens = sum([choice.completion_tokens or choice.tokens_seen for choice in sink.choices])
+        tokens = 0
+        for choice in sink.choices:
+            choice.settle()
+            tokens += choice.completion_tokens or choice.tokens_seen
         prompt = self.plan.parts[sink.part_index].prompt_tokens
         worker = sink.worker
         key = self.route.routing_key

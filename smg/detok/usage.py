@@ -26,6 +26,7 @@ class Usage:
         """Count one prompt and its choices. The engine's own counts win where it reported any."""
         prompt = cached = 0
         for choice in choices:
+            choice.settle()
             prompt = max(prompt, choice.prompt_tokens)
             cached = max(cached, choice.cached_tokens)
             if choice.cut_short:

@@ -103,7 +103,8 @@ class Delta:
 
     ``token_ids`` are new ids (never cumulative: codecs that receive totals subtract). ``finish_reason`` is None until
     the choice ends, then the engine's word ("stop", "length", "abort", "error" ...). Counts are totals for the choice
-    and 0 when the engine did not say. ``matched_stop`` is a stop string, a token id or None.
+    and 0 when the engine did not say. ``matched_stop`` is a stop string, a token id or None. The next message may come
+    in the same object, with other ids and counts.
     """
 
     # Defaults live on the class: a message of the token path sets two or three attributes, not a dozen.

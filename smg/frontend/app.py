@@ -12,7 +12,8 @@ from smg.api.errors import ApiError, refused, render_error
 from smg.frontend.admission import RefusedError
 from smg.frontend.auth import ADMIN, OPEN, SERVING, Authenticator, Denied
 from smg.frontend.cors import Cors
-from smg.frontend.exchange import Exchange
+from smg.frontend.direct import Direct
+from smg.frontend.exchange import AwaitedExchange
 from smg.frontend.http import (
     DEFAULT_REQUEST_ID_HEADERS,
     BodyTooLargeError,
@@ -72,13 +73,12 @@ class App:
         self.auth = Authenticator(self.settings)
         self.cors = Cors(self.settings.cors_allowed_origins)
         self.info = InfoRoutes(process)
-        self._id_headers = (
-            tuple(h.lower() for h in self.settings.request_id_headers or ()) or DEFAULT_REQUEST_ID_HEADERS
-        )
-        self._forwarded = FORWARDED_HEADERS | {name.lower() for name in self.settings.routing_key_headers or ()}
+        self.id_headers = tuple(h.lower() for h in self.settings.request_id_headers or ()) or DEFAULT_REQUEST_ID_HEADERS
+        self.forwarded = FORWARDED_HEADERS | {name.lower() for name in self.settings.routing_key_headers or ()}
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefix: list[tuple[str, dict[str, Route]]] = []
         self._templates: dict[tuple[str, ...], dict[str, Route]] = {}
+        self.direct = Direct(self, GENERATION_PATHS, ID_PREFIXES)
         self._build_routes()
 
     def _build_routes(self) -> None:
@@ -126,7 +126,7 @@ class App:
         begun = time.time()
         request = Request(scope, receive, send)
         prefix = ID_PREFIXES.get(request.path, "req-")
-        request.request_id = choose_request_id(request.headers, self._id_headers, prefix)
+        request.request_id = choose_request_id(request.headers, self.id_headers, prefix)
         if self.cors.enabled:
             self.cors.wrap(request)
         metrics = self.process.metrics
@@ -267,14 +267,14 @@ class App:
 
     def forwarded_headers(self, request: Request) -> dict[str, str]:
         """The headers that the pool or the router act on."""
-        return {name: value for name, value in request.headers.items() if name in self._forwarded}
+        return {name: value for name, value in request.headers.items() if name in self.forwarded}
 
-    def new_exchange(self, request: Request, path: str, body: bytes) -> Exchange:
+    def new_exchange(self, request: Request, path: str, body: bytes) -> AwaitedExchange:
         now = time.time()
         headers = self.forwarded_headers(request)
         timeout = self.settings.request_timeout_secs
         connection = request.connection
-        exchange = Exchange(
+        exchange = AwaitedExchange(
             0, path, request.request_id, headers, body, connection, self.settings.stream_buffer_bytes, now,
             now + timeout if timeout else 0.0,
         )  # fmt: skip
@@ -284,7 +284,7 @@ class App:
                 exchange.client_gone()
         return exchange
 
-    async def deliver(self, request: Request, exchange: Exchange) -> None:
+    async def deliver(self, request: Request, exchange: AwaitedExchange) -> None:
         head = await exchange.head
         if head is None:
             raise ClientGoneError

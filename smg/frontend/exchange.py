@@ -1,8 +1,9 @@
 """One HTTP exchange of the data plane: the client's side of a stream on the ring.
 
 The exchange is a small state machine fed by three parties: the ring (``reply``, ``start``, ``data``, ``end``), the
-connection (``client_gone``, ``writable``) and the clock (``keepalive``). The coroutine that handles the request only
-awaits ``head`` and then ``done``; stream bytes go from the inbox callback to the transport without a task switch.
+connection (``client_gone``, ``writable``) and the clock (``keepalive``). Stream bytes go from the inbox callback to the
+transport without a task switch. Subclasses say what becomes of the head and of the end: ``AwaitedExchange`` tells a
+coroutine that handles the request, ``smg.frontend.direct`` writes them itself.
 
 States: WAITING (nothing sent) -> STARTING (head known, coroutine not run yet) -> STREAMING -> DONE.
 """
@@ -24,16 +25,14 @@ class Exchange:
     """See the module's text. ``owner`` is the detok process that owns the stream (-1: none yet)."""
 
     __slots__ = (
-        "attempts", "body", "buffer_limit", "connection", "deadline", "done", "error_code", "gone", "head", "headers",
-        "last_write", "owner", "path", "pending", "pending_bytes", "received", "request_id", "seq", "state",
-        "tokenizer",
+        "attempts", "body", "buffer_limit", "connection", "deadline", "error_code", "gone", "headers", "last_write",
+        "owner", "path", "pending", "pending_bytes", "received", "request_id", "seq", "state", "tokenizer",
     )  # fmt: skip
 
     def __init__(
         self, seq: int, path: str, request_id: str, headers: dict[str, str], body: bytes,
         connection: GatewayProtocol | None, buffer_limit: int, received: float, deadline: float,
     ) -> None:  # fmt: skip
-        loop = asyncio.get_running_loop()
         self.seq = seq
         self.path = path
         self.request_id = request_id
@@ -52,8 +51,6 @@ class Exchange:
         self.pending: list[bytes] = []
         self.pending_bytes = 0
         self.last_write = received
-        self.head: asyncio.Future[Reply | StreamStart | None] = loop.create_future()
-        self.done: asyncio.Future[None] = loop.create_future()
 
     # From the ring -------------------------------------------------------------------------------
 
@@ -61,14 +58,14 @@ class Exchange:
         """The whole answer."""
         if self.state == WAITING:
             self.state = DONE
-            self.head.set_result(message)
+            self._headed(message)
             self._finish()
 
     def start(self, message: StreamStart) -> None:
         """Head and first bytes of a stream."""
         if self.state == WAITING:
             self.state = STARTING
-            self.head.set_result(message)
+            self._headed(message)
 
     def data(self, body: bytes, now: float) -> None:
         """More bytes of the stream."""
@@ -84,7 +81,7 @@ class Exchange:
                 self.client_gone()
 
     def end(self, body: bytes, error_code: str) -> None:
-        """Last bytes of the stream; the coroutine writes them."""
+        """Last bytes of the stream."""
         if self.state in (STARTING, STREAMING):
             if body:
                 self.pending.append(body)
@@ -99,8 +96,7 @@ class Exchange:
         if self.state != DONE:
             self.gone = True
             self.state = DONE
-            if not self.head.done():
-                self.head.set_result(None)
+            self._headed(None)
             self._finish()
 
     def writable(self) -> None:
@@ -135,6 +131,33 @@ class Exchange:
     def started(self) -> bool:
         """Bytes of the answer may have reached the client."""
         return self.state in (STARTING, STREAMING)
+
+    def _headed(self, message: Reply | StreamStart | None) -> None:
+        """The answer begins; None: it will not, the client is gone (it may have begun before)."""
+        raise NotImplementedError
+
+    def _finish(self) -> None:
+        """Nothing more comes."""
+        raise NotImplementedError
+
+
+class AwaitedExchange(Exchange):
+    """An exchange with a coroutine that awaits ``head`` and then ``done``, and writes the head and the end."""
+
+    __slots__ = ("done", "head")
+
+    def __init__(
+        self, seq: int, path: str, request_id: str, headers: dict[str, str], body: bytes,
+        connection: GatewayProtocol | None, buffer_limit: int, received: float, deadline: float,
+    ) -> None:  # fmt: skip
+        super().__init__(seq, path, request_id, headers, body, connection, buffer_limit, received, deadline)
+        loop = asyncio.get_running_loop()
+        self.head: asyncio.Future[Reply | StreamStart | None] = loop.create_future()
+        self.done: asyncio.Future[None] = loop.create_future()
+
+    def _headed(self, message: Reply | StreamStart | None) -> None:
+        if not self.head.done():
+            self.head.set_result(message)
 
     def _finish(self) -> None:
         if not self.done.done():

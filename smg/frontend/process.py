@@ -44,6 +44,7 @@ log = logging.getLogger("smg.frontend")
 
 MAX_SUBMISSIONS = 3
 SWEEP_SECS = 0.25
+DRAIN_LOOK_SECS = 0.02
 AFFINITY_BYTES = 256
 
 
@@ -57,6 +58,7 @@ class FrontendProcess(ChildProcess):
         self.exchanges: dict[int, Exchange] = {}
         self.models = ModelTable(0, [], [])
         self.waiting_for_pool: list[Exchange] = []
+        self._tokenizers: list[Peer] = []
         self._seq = 0
         self._pool_load: dict[tuple[int, int], int] = {}
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -81,8 +83,7 @@ class FrontendProcess(ChildProcess):
             await asyncio.sleep(min(self.settings.drain_delay_secs, max(0.0, self.drain_deadline - time.monotonic())))
         self.server.stop_listening()
         while self.admission.inflight or self.exchanges:
-            pending = [exchange.done for exchange in self.exchanges.values()]
-            await asyncio.wait([*pending, asyncio.ensure_future(asyncio.sleep(0.05))], return_when="FIRST_COMPLETED")
+            await asyncio.sleep(DRAIN_LOOK_SECS)
         await self.sessions.drained()
 
     async def stop(self) -> None:
@@ -94,7 +95,8 @@ class FrontendProcess(ChildProcess):
 
     def submit(self, exchange: Exchange) -> None:
         """Send the request to a tokenizer process, or keep it until there is one."""
-        chosen = self._choose_tokenizer(exchange.body)
+        peers = self._tokenizers
+        chosen = peers[0] if len(peers) == 1 else self._choose_tokenizer(exchange.body)
         if chosen is None:
             self.waiting_for_pool.append(exchange)
             return
@@ -127,7 +129,7 @@ class FrontendProcess(ChildProcess):
     def forget(self, exchange: Exchange) -> None:
         """The coroutine is done with the exchange. If the ring still works on it, the work is aborted."""
         self.exchanges.pop(exchange.seq, None)
-        if exchange in self.waiting_for_pool:
+        if self.waiting_for_pool and exchange in self.waiting_for_pool:
             self.waiting_for_pool.remove(exchange)
         if exchange.gone:
             if exchange.owner >= 0:
@@ -137,12 +139,9 @@ class FrontendProcess(ChildProcess):
 
     def _choose_tokenizer(self, body: bytes) -> Peer | None:
         """The process that has this conversation's prefix in its cache, unless it is clearly busier than the others."""
-        boxes = self.links.of("tokenizer")
-        if not boxes:
+        peers = self._tokenizers
+        if not peers:
             return None
-        peers = [boxes[index].peer for index in sorted(boxes)]
-        if len(peers) == 1:
-            return peers[0]
         load = [self._pool_load.get((peer.index, peer.generation), 0) for peer in peers]
         home = zlib.crc32(body[:AFFINITY_BYTES]) % len(peers)
         if load[home] <= 2 + 1.25 * sum(load) / len(load):
@@ -210,6 +209,7 @@ class FrontendProcess(ChildProcess):
     # Crashes of others ---------------------------------------------------------------------------
 
     def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
+        self._tokenizers = [box.peer for _, box in sorted(self.links.of("tokenizer").items())]
         for peer in vanished:
             if peer.role == "tokenizer":
                 self._pool_load.pop((peer.index, peer.generation), None)

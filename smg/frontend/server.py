@@ -4,7 +4,9 @@
 
 * the client's disappearance is told to the running exchange at once (no task waits in ``receive`` for it);
 * a direct way to write stream bytes from the inbox callback, without waking a task per token;
-* a limit on the time a request head may take, and on its size.
+* a limit on the time a request head may take, and on its size;
+* the short way of generation requests (``smg.frontend.direct``), which does without uvicorn's objects;
+* timers that stay from one request to the next.
 
 uvicorn keeps what it does well: parsing, keep-alive, pipelining, flow control, TLS.
 """
@@ -16,20 +18,26 @@ import logging
 import socket
 import time
 from email.utils import formatdate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from smg.frontend.cork import CorkedTransport
+from smg.frontend.direct import Direct, DirectExchange
 from smg.frontend.exchange import Exchange
 from smg.settings import Settings
 from smg.telemetry.metrics import FrontendMetrics
 
+if TYPE_CHECKING:
+    from smg.frontend.app import App
+
 log = logging.getLogger("smg.frontend.server")
 
 MAX_HEAD_BYTES = 64 * 1024
+# Timers of the loop may fire this much early.
+TIMER_GRAIN = 0.002
 
 
 class GatewayProtocol(HttpToolsProtocol):
@@ -37,6 +45,7 @@ class GatewayProtocol(HttpToolsProtocol):
 
     head_timeout: float = 30.0
     metrics: FrontendMetrics | None = None
+    direct: Direct | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -44,6 +53,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         self._in_head = True
         self._head_timer: asyncio.TimerHandle | None = None
+        self._idle_since: float | None = None
 
     # Connection ----------------------------------------------------------------------------------
 
@@ -60,6 +70,9 @@ class GatewayProtocol(HttpToolsProtocol):
         self._disarm_head_timer()
         exchange, self.exchange = self.exchange, None
         super().connection_lost(exc)
+        if self.timeout_keep_alive_task is not None:
+            self.timeout_keep_alive_task.cancel()
+            self.timeout_keep_alive_task = None
         if exchange is not None:
             exchange.client_gone()
 
@@ -74,26 +87,70 @@ class GatewayProtocol(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
-            self._refuse(b"431 Request Header Fields Too Large")
+        if self._in_head and not self.transport.is_closing():
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(b"431 Request Header Fields Too Large")
+            elif self._head_timer is None:
+                self._arm_head_timer()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
         self._in_head = True
         self._head_bytes = 0
-        if self._head_timer is None:
-            self._arm_head_timer()
-        self.scope["smg.connection"] = self  # type: ignore[typeddict-unknown-key]
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         self._head_bytes = 0
         self._disarm_head_timer()
+        exchange = self._open_directly()
+        if exchange is not None:
+            self.cycle = exchange  # type: ignore[assignment]
+            self.exchange = exchange
+            return
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue = url, headers, expects
+        self.scope["headers"] = headers
+        self.scope["smg.connection"] = self  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+
+    def _open_directly(self) -> DirectExchange | None:
+        parser, cycle = self.parser, self.cycle
+        if self.direct is None or self.expect_100_continue or not (cycle is None or cycle.response_complete):
+            return None
+        if parser.get_method() != b"POST" or parser.get_http_version() != "1.1" or parser.should_upgrade():
+            return None
+        exchange = self.direct.open(self)
+        if exchange is not None:
+            exchange.keep_alive = parser.should_keep_alive()
+        return exchange
+
+    def on_body(self, body: bytes) -> None:
+        cycle: object = self.cycle
+        if isinstance(cycle, DirectExchange):
+            cycle.parts.append(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        cycle: object = self.cycle
+        if isinstance(cycle, DirectExchange):
+            cycle.body_complete()
+        else:
+            super().on_message_complete()
 
     def on_response_complete(self) -> None:
         self.exchange = None
-        super().on_response_complete()
+        if self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        self._idle_since = self.loop.time()
+        if self.timeout_keep_alive_task is None:
+            self._wait_idle(self.timeout_keep_alive)
 
     def _arm_head_timer(self) -> None:
         if self.head_timeout > 0:
@@ -111,8 +168,23 @@ class GatewayProtocol(HttpToolsProtocol):
                 self.metrics.connection_timeout("header_read")
             self.transport.close()
 
+    # One timer watches for idleness as long as the connection lives; requests only change what it finds.
+
+    def _wait_idle(self, secs: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(secs, self.timeout_keep_alive_handler)
+
+    def _unset_keepalive_if_required(self) -> None:
+        self._idle_since = None
+
     def timeout_keep_alive_handler(self) -> None:
-        if self.metrics is not None and not self.transport.is_closing():
+        self.timeout_keep_alive_task = None
+        if self._idle_since is None or self.transport.is_closing():
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > TIMER_GRAIN:
+            self._wait_idle(left)
+            return
+        if self.metrics is not None:
             self.metrics.connection_timeout("idle")
         super().timeout_keep_alive_handler()
 
@@ -121,6 +193,17 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.close()
 
     # Token path ----------------------------------------------------------------------------------
+
+    def default_head(self) -> bytes:
+        """Header lines of every answer."""
+        return b"".join([b"%b: %b\r\n" % pair for pair in self.server_state.default_headers])
+
+    def write_now(self, data: bytes) -> None:
+        """Write, behind what was written before, however much the client has left to read."""
+        corked = self._corked
+        corked.flush()
+        if not corked.inner.is_closing():
+            corked.inner.write(data)
 
     def write_chunk(self, body: bytes) -> bool:
         """Write one HTTP chunk of the running response now; False, and nothing written, when the client is too slow."""
@@ -135,7 +218,7 @@ class GatewayProtocol(HttpToolsProtocol):
 class HttpServer:
     """Serves one listening socket until ``close``."""
 
-    def __init__(self, app: Any, settings: Settings, metrics: FrontendMetrics) -> None:
+    def __init__(self, app: App, settings: Settings, metrics: FrontendMetrics) -> None:
         idle = settings.idle_connection_timeout_secs
         self._config = uvicorn.Config(
             app, http=GatewayProtocol, ws="none", lifespan="off", interface="asgi3", log_config=None, access_log=False,
@@ -149,6 +232,7 @@ class HttpServer:
         self._clock: asyncio.TimerHandle | None = None
         GatewayProtocol.head_timeout = float(settings.header_read_timeout_secs)
         GatewayProtocol.metrics = metrics
+        GatewayProtocol.direct = app.direct
 
     async def start(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()

@@ -225,7 +225,7 @@ class IncrementalDecoder:
         self._table = table
         self._texts = table.visible if skip_special_tokens else table.all
         self._data = table.visible_bytes if skip_special_tokens else table.all_bytes
-        self._utf8 = _UTF8("replace")
+        self._utf8: codecs.IncrementalDecoder | None = None  # made when a character is spread over tokens
         self._pending = b""  # byte-fallback tokens of an unfinished run
         self._skip_space = table.strip_first
         self._started = not table.first_differs
@@ -266,15 +266,17 @@ class IncrementalDecoder:
             text = "\ufffd" * len(self._pending)
             self._pending = b""
         else:
-            text = self._utf8.decode(b"", True)
+            text = self._utf8.decode(b"", True) if self._utf8 is not None else ""
         return self._without_first_space(text) if self._skip_space else text
 
     def _feed_apart(self, token_ids: Sequence[int]) -> str:
         """``feed`` where some token is no text by itself, or the rules of the beginning still apply."""
         if self._table.kind == BYTE_LEVEL:
-            data = self._data
-            text = self._utf8.decode(b"".join([data[token_id] for token_id in token_ids]))
-            self._apart = bool(self._utf8.getstate()[0])
+            data, utf8 = self._data, self._utf8
+            if utf8 is None:
+                utf8 = self._utf8 = _UTF8("replace")
+            text = utf8.decode(b"".join([data[token_id] for token_id in token_ids]))
+            self._apart = bool(utf8.getstate()[0])
             return text
         texts, add = self._texts, self._add_text
         text = "".join([add(token_id) for token_id in token_ids if texts[token_id] != ""])

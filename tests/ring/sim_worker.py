@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any
 
 from smg.engines.base import Delta, EngineError, EngineRequest, Sampling
@@ -45,7 +46,7 @@ class Collector:
         self.closed = asyncio.Event()
 
     def on_delta(self, delta: Delta) -> None:
-        self.deltas.append(delta)
+        self.deltas.append(copy(delta))  # the next one may come in the same object
         self.first.set()
 
     def on_end(self) -> None:

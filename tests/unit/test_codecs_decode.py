@@ -298,7 +298,7 @@ def test_chunks_that_look_alike() -> None:
     decoder = codec_for("vllm").decoder(streaming=True)
     totals: dict[int, int] = {}
     for _ in range(4):
-        fields = {"prompt_tokens": draw.choice((0, 7, 300_000)), "cached_tokens": draw.choice((0, 5)), "index": 1}
+        fields = {"prompt_tokens": draw.choice((9, 7, 300_000)), "cached_tokens": draw.choice((0, 5)), "index": 1}
         for _ in range(40):
             ids = [draw.choice((0, 127, 128, 46933, 151_935, 2**32 - 1)) for _ in range(draw.choice((1, 1, 1, 3, 30)))]
             delta = decoder.decode(chunk("vllm", token_ids=ids, completion_tokens=1, **fields))

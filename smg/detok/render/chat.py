@@ -25,6 +25,20 @@ from smg.messages import (
 from smg.vocab.decode import DecodeTable
 
 _NULL_LOGPROBS = b',"logprobs":null'
+_SUFFIX = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+
+
+class _Lane:
+    """One choice of a stream: what its chunks begin with, and what is still to be said."""
+
+    __slots__ = ("begun", "content", "has_calls", "new_ids", "prefix", "reasoning")
+
+    def __init__(self, head: bytes, index: int) -> None:
+        self.prefix = head + b',"choices":[{"index":%d,"delta":' % index
+        self.content = self.prefix + b'{"content":'
+        self.reasoning = self.prefix + b'{"reasoning_content":'
+        self.begun = self.has_calls = False
+        self.new_ids: list[int] = []
 
 
 class ChatStream(Output):
@@ -52,14 +66,8 @@ class ChatStream(Output):
             "system_fingerprint": "default",
         }
         self._head = b"data: " + json_bytes(head)[:-1]
-        self._prefix = [self._head + b',"choices":[{"index":%d,"delta":' % choice.index for choice in choices]
-        self._content = [prefix + b'{"content":' for prefix in self._prefix]
-        self._reasoning = [prefix + b'{"reasoning_content":' for prefix in self._prefix]
-        self._suffix = b'},"logprobs":null,"finish_reason":null}]}\n\n'
+        self._lanes = [_Lane(self._head, choice.index) for choice in choices]
         self._plain = not self._continuous and response.logprobs is None and not self._return_ids
-        self._begun = [False] * len(choices)
-        self._has_calls = [False] * len(choices)
-        self._new_ids: list[list[int]] = [[] for _ in choices]
         self._parts = []
 
     def on_tokens(
@@ -69,26 +77,26 @@ class ChatStream(Output):
         events: Sequence[ParserEvent],
         logprobs: TokenLogprobs | None,
     ) -> None:
-        index = choice.index
-        if not self._begun[index]:
+        lane = self._lanes[choice.index]
+        if not lane.begun:
             if not choice.started:
                 return
+            lane.begun = True
             self._begin(choice)
         if self._return_ids:
-            self._new_ids[index] += token_ids
+            lane.new_ids += token_ids
         if self._plain and len(events) == 1:
             event = events[0]
             if type(event) is ContentDelta:
-                self._parts.append(self._content[index] + json_bytes(event.text) + self._suffix)
+                self._parts.append(lane.content + json_bytes(event.text) + _SUFFIX)
                 return
             if type(event) is ReasoningDelta:
-                self._parts.append(self._reasoning[index] + json_bytes(event.text) + self._suffix)
+                self._parts.append(lane.reasoning + json_bytes(event.text) + _SUFFIX)
                 return
         for position, event in enumerate(events):
             self._event(choice, event, last=position == len(events) - 1)
 
     def _begin(self, choice: Choice) -> None:
-        self._begun[choice.index] = True
         if self._forced:
             self._chunk(choice, b'{"role":"assistant","content":null}', with_tokens=False)
         else:
@@ -100,7 +108,7 @@ class ChatStream(Output):
         elif type(event) is ReasoningDelta:
             delta = b'{"reasoning_content":' + json_bytes(event.text) + b"}"
         elif type(event) is ToolCallStart:
-            self._has_calls[choice.index] = True
+            self._lanes[choice.index].has_calls = True
             delta = (
                 b'{"tool_calls":[{"index":%d,"id":' % event.index
                 + json_bytes(choice.call_id(event))
@@ -136,7 +144,7 @@ class ChatStream(Output):
         return b',"logprobs":' + json_bytes({"content": content, "refusal": None})
 
     def _take_ids(self, choice: Choice) -> bytes:
-        ids = self._new_ids[choice.index]
+        ids = self._lanes[choice.index].new_ids
         if not ids:
             return b""
         text = b',"token_ids":' + json_bytes(ids)
@@ -147,7 +155,7 @@ class ChatStream(Output):
         usage = b""
         if self._continuous:
             usage = b',"usage":' + json_bytes(self._running_usage().chat())
-        prefix = self._prefix[choice.index]
+        prefix = self._lanes[choice.index].prefix
         self._parts.append(prefix + delta + logprobs + rest + b"}]" + usage + b"}\n\n")
 
     def _running_usage(self) -> Usage:
@@ -163,7 +171,7 @@ class ChatStream(Output):
             if choice.finish_reason is None:
                 continue
             all_left = not choice.stop_string_matched
-            reason = client_finish_reason(choice.finish_reason, has_calls=self._has_calls[choice.index])
+            reason = client_finish_reason(choice.finish_reason, has_calls=self._lanes[choice.index].has_calls)
             rest = b',"finish_reason":' + json_bytes(reason)
             stop = choice.matched_stop
             if isinstance(stop, str) or (stop is not None and stop in choice.stop_token_ids):

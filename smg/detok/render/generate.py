@@ -32,6 +32,7 @@ class _Shared:
             self.logprobs[choice.index] += _pairs(logprobs)
 
     def meta(self, choice: Choice, request_id: str, reason: Any) -> dict[str, Any]:
+        choice.settle()
         part = self.plan.parts[0]
         prompt = max(0, choice.prompt_tokens - part.uncounted) if choice.prompt_tokens else part.prompt_tokens
         meta: dict[str, Any] = {

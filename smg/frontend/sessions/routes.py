@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from smg.api import responses
 from smg.api.errors import ApiError, refused
 from smg.api.ids import uuid7
-from smg.frontend.exchange import Exchange
+from smg.frontend.exchange import AwaitedExchange
 from smg.frontend.http import Request
 from smg.frontend.sessions.items import stored_input
 from smg.frontend.sessions.job import Job
@@ -98,7 +98,7 @@ class ResponseRoutes:
         events.follow(answer, after)
         await self.app.deliver(request, exchange)
 
-    def _stream_answer(self, exchange: Exchange) -> StreamAnswer:
+    def _stream_answer(self, exchange: AwaitedExchange) -> StreamAnswer:
         answer = StreamAnswer(exchange)
         self.sessions.streams.add(answer)
         exchange.done.add_done_callback(lambda _: self.sessions.streams.discard(answer))

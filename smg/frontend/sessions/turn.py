@@ -8,7 +8,7 @@ import msgspec
 
 from smg.api.errors import ApiError, refused
 from smg.api.responses import TURN_PATH
-from smg.frontend.exchange import DONE, STREAMING, WAITING, Exchange
+from smg.frontend.exchange import DONE, STREAMING, WAITING, AwaitedExchange
 from smg.messages import Reply, TurnEnd, TurnEvent, TurnEvents
 
 _decode = msgspec.msgpack.Decoder(list[TurnEvent]).decode
@@ -28,7 +28,7 @@ class _Envelope(msgspec.Struct):
 _decode_error = msgspec.json.Decoder(_Envelope).decode
 
 
-class TurnExchange(Exchange):
+class TurnExchange(AwaitedExchange):
     """The session's side of a generation. Events go to ``on_events`` from the inbox callback; ``done`` is set when
     ``outcome`` is there: the end of the generation, or the refusal of a request that no engine began.
 

@@ -73,7 +73,7 @@ class CacheAware(Policy):
     def overloaded(self, worker: Worker, candidates: Sequence[Worker]) -> bool:
         """Whether the worker's requests in flight exceed the candidates' mean by the relative and the absolute margin;
         the absolute one is never more than twice the natural swing (the root) of the mean, but at least 4."""
-        if not worker.inflight:
+        if not worker.inflight or len(candidates) == 1:
             return False
         mean = mean_inflight(candidates)
         margin = min(self._absolute, max(MIN_SPILL_MARGIN, math.ceil(2 * math.sqrt(mean))))

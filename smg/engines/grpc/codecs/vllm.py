@@ -169,6 +169,8 @@ _parse = pb.GenerateResponse.FromString
 _parse_chunk = pb.GenerateStreamChunk.FromString
 _ids: dict[bytes, tuple[int, ...]] = {}
 
+REST_TRIES = 4
+
 
 class VllmDecoder:
     """vLLM counts per message, in chunks and in a streamed final message alike; the totals are kept here.
@@ -176,14 +178,15 @@ class VllmDecoder:
     The chunks of a stream differ in their ids, mostly in nothing else. What follows the ids is kept: a chunk with the
     same bytes there says the same as the one before, and only its ids are read."""
 
-    __slots__ = ("_first", "_last", "_rest", "_streaming", "_totals")
+    __slots__ = ("_first", "_last", "_rest", "_streaming", "_totals", "_tries")
 
     def __init__(self, streaming: bool) -> None:
         self._streaming = streaming
         self._first = True
         self._totals: dict[int, int] = {}
         self._rest = b""  # what followed the ids in ``_last``
-        self._last: Delta | None = None  # None while ``_rest`` is not known to be without ids
+        self._last: Delta | None = None  # holds the total of its choice
+        self._tries = REST_TRIES
 
     def decode(self, payload: bytes) -> Delta | None:
         last, rest = self._last, self._rest
@@ -191,12 +194,12 @@ class VllmDecoder:
             lead = payload[: len(payload) - len(rest)]
             token_ids = _ids.get(lead) or base.read_lead(lead, _ids)
             if token_ids is not None:
-                index = last.index
-                delta = Delta(index, token_ids)
-                self._totals[index] = delta.completion_tokens = self._totals[index] + len(token_ids)
-                delta.prompt_tokens = last.prompt_tokens
-                delta.cached_tokens = last.cached_tokens
-                return delta
+                last.token_ids = token_ids
+                last.completion_tokens += len(token_ids)
+                return last
+        if last is not None:
+            self._totals[last.index] = last.completion_tokens
+            self._last = None
         message = _parse(payload)
         if not message.HasField("chunk"):
             return self._complete(message.complete) if message.HasField("complete") else None
@@ -212,19 +215,21 @@ class VllmDecoder:
         delta.cached_tokens = chunk.cached_tokens
         if chunk.HasField("output_logprobs"):
             delta.logprobs = base.output_logprobs(chunk.output_logprobs)
-        if self._first:
-            self._first = False
-            if chunk.HasField("input_logprobs"):
+        if chunk.HasField("input_logprobs"):
+            if self._first:
                 delta.prompt_logprobs = base.input_logprobs(chunk.input_logprobs)
-        elif delta.logprobs is None and not chunk.HasField("input_logprobs"):
-            self._compare(payload, delta)
+        elif self._tries and delta.logprobs is None:
+            self._remember(payload, delta)
+        self._first = False
         return delta
 
-    def _compare(self, payload: bytes, delta: Delta) -> None:
-        """Remember what follows the ids of a chunk. From its second occurrence on it stands for what ``delta`` says."""
+    def _remember(self, payload: bytes, delta: Delta) -> None:
+        """Keep what follows the ids of a chunk: it stands for what ``delta`` says. Not in streams where it is always
+        something else."""
+        self._tries -= 1
         rest = base.behind_ids(payload)
-        known = rest != b"" and rest == self._rest and not _parse_chunk(rest).token_ids
-        self._rest, self._last = rest, delta if known else None
+        if rest and not _parse_chunk(rest).token_ids:
+            self._rest, self._last = rest, delta
 
     def _complete(self, complete: Any) -> Delta:
         index = complete.index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
 import ssl
 import tempfile
@@ -25,6 +26,8 @@ KEEPALIVE = 30.0
 # Servers allow one ping in five minutes, and begin anew whenever they send an answer's bytes.
 PING_INTERVAL = 300.0
 RESUME_DELAY = 0.02
+LONG_TIMEOUT = 60.0
+KNOWN_BLOCKS = 256
 # Timers of the loop may fire this much early.
 TIMER_GRAIN = 0.001
 WRITE_BUFFER = 1024 * 1024
@@ -58,7 +61,7 @@ class LeanTransport:
         self.keepalive = keepalive
         self.connect_timeout = connect_timeout
         self.max_message = max_message
-        self._blocks: dict[str, bytes] = {}
+        self._blocks: dict[tuple[str, float | None], bytes] = {}
         self._current: _Connection | None = None
         self._connections: set[_Connection] = set()
         self._deadlines: Deadlines | None = None
@@ -75,12 +78,7 @@ class LeanTransport:
         timeout: float | None = None,
     ) -> _Stream:
         """See ``StreamTransport``."""
-        block = self._blocks.get(path)
-        if block is None:
-            block = self._blocks[path] = request_block("https" if self._tls else "http", self.target, path)
-        if timeout is not None:
-            block += timeout_field(timeout)
-        stream = _Stream(block, request, on_message, on_end, on_error)
+        stream = _Stream(self._block(path, timeout), request, on_message, on_end, on_error)
         if self._closed:
             error = EngineError("UNAVAILABLE", "the connection to the worker was given up")
             stream.failure = asyncio.get_running_loop().call_soon(stream.failed, error)
@@ -91,6 +89,19 @@ class LeanTransport:
             self._deadlines.add(stream, timeout)
         self.place(stream)
         return stream
+
+    def _block(self, path: str, timeout: float | None) -> bytes:
+        """The header block of a call. The peer hears of a long timeout in whole seconds, so that blocks repeat."""
+        told = math.ceil(timeout) if timeout is not None and timeout >= LONG_TIMEOUT else timeout
+        block = self._blocks.get((path, told))
+        if block is None:
+            block = request_block("https" if self._tls else "http", self.target, path)
+            if told is not None:
+                block += timeout_field(told)
+            if len(self._blocks) >= KNOWN_BLOCKS:
+                self._blocks.clear()
+            self._blocks[(path, told)] = block
+        return block
 
     def encryption(self) -> ssl.SSLContext | None:
         """What connections are opened with. Raises ``ValueError`` for unusable certificates."""
