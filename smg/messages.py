@@ -101,11 +101,13 @@ class ParserPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Which parsers read the output and how they start.
 
     ``reasoning`` and ``tool`` are registered parser names or None for "leave the text alone". ``armed``: the prompt
-    already opened the reasoning block. ``forced``: the output is bare JSON because a JSON schema forces a call: ""
-    (no), "array" (a list of ``{"name", "parameters"}``) or "function:NAME" (the arguments of one function). ``tools``
-    is the JSON text of the request's tool list (types for the XML-like formats). ``id_style`` is "call", "kimi" or
-    "kimi_k3" (with ``id_offset`` = number of calls already in the conversation). ``parallel`` False keeps only the
-    first call. ``harmony`` selects the gpt-oss channel parser, which replaces both parsers and works on token IDs.
+    already opened the reasoning block. ``forced``: how a constraint makes the model call: "" (it doesn't), "tag" (in
+    the format of ``tool``), or in bare JSON, "array" (a list of ``{"name", "parameters"}``) or "function:NAME" (the
+    arguments of one function). ``leads``: texts that a forced answer begins with, white space apart, when there is no
+    thought in front of it. ``tools`` is the JSON text of the request's tool list (types for the XML-like formats).
+    ``id_style`` is "call", "kimi" or "kimi_k3" (with ``id_offset`` = number of calls already in the conversation).
+    ``parallel`` False keeps only the first call. ``harmony`` selects the gpt-oss channel parser, which replaces both
+    parsers and works on token IDs.
     """
 
     reasoning: str | None = None
@@ -117,6 +119,7 @@ class ParserPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     id_offset: int = 0
     parallel: bool = True
     harmony: bool = False
+    leads: tuple[str, ...] = ()
 
 
 class ResponsePlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -445,7 +448,8 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     one ready-made request per kind); ``context_length`` and ``vocab_size`` 0 = unknown. ``tool_parser`` and
     ``reasoning_parser`` are per-model overrides ("" = none). ``default_sampling`` is the worker's generation config.
     ``class_labels`` names the classes of a classifier by their index. ``prefix_routed``: which worker has seen a
-    prompt's prefix may decide where it goes, so plans carry block hashes.
+    prompt's prefix may decide where it goes, so plans carry block hashes. ``decoding_start`` is what all its workers
+    say about the place from which they apply grammars: "first_token", "after_reasoning" or "" (they don't agree).
     """
 
     id: str
@@ -464,6 +468,7 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     supports_embedding: bool = False
     class_labels: dict[str, str] = {}
     prefix_routed: bool = True
+    decoding_start: str = ""
 
 
 class TokenizerSource(msgspec.Struct, array_like=True, frozen=True, gc=False):

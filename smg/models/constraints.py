@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from smg.engines.base import BuildError, Constraint
-from smg.models.family import ReasoningFormat, TagRequest, ToolFormat, ToolSpec
+from smg.messages import ToolCallStart
+from smg.models.family import ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
+from smg.models.machine import parse_whole
 from smg.models.output import tool_specs
 from smg.models.prompt import PromptError
 from smg.models.registry import Selection
-from smg.models.structural import after_thought
+from smg.models.structural import after_thought, beginnings
 
 VLLM_KINDS = frozenset(("vllm", "vllm-zmq"))
 
@@ -50,12 +53,13 @@ def _name_of(tool: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToolConstraint:
-    """A forced call. ``forced`` is ``ParserPlan.forced``: how to read the answer, "" = the format's own parser.
+    """A forced call. ``forced`` and ``leads`` are those of ``ParserPlan``: how to read the answer, and how it begins.
     ``reasons``: the grammar itself begins with the thought, so an engine must not wait for the end of reasoning
     before it applies it (SGLang's ``require_reasoning`` off)."""
 
     constraint: Constraint
-    forced: str = ""
+    forced: str
+    leads: tuple[str, ...] = ()
     reasons: bool = False
 
 
@@ -72,7 +76,8 @@ def tool_constraint(
     """The constraint of a forced call; None when nothing is forced.
 
     A structural tag, in the model's own format, when the parser was set by flag or override and its format asks for
-    it, or with ``native`` for every format that has one; otherwise a JSON schema. ``thinking``: the prompt ends
+    it, or with ``native`` for every format that has one; otherwise, and for names that the format cannot carry, a
+    JSON schema. ``thinking``: the prompt ends
     inside an open thought. ``decoding_start``: the worker label ``constrained_decoding_start``; "after_reasoning"
     means that the engine applies grammars behind the thought by itself.
 
@@ -83,16 +88,32 @@ def tool_constraint(
         return None
     declared = selection.tool
     named = tuple(spec for spec in specs if spec.name)
-    if declared.structural_tag is not None and named and (native or (selection.tool_set and declared.tag_by_default)):
-        plain = declared.structural_tag(TagRequest(named, parallel, thinking=False))
+    wanted = native or (selection.tool_set and declared.tag_by_default)
+    if declared.structural_tag is not None and wanted and named and all(_writable(declared, s.name) for s in named):
+        plain = declared.structural_tag(TagRequest(named, parallel, thinking=False, native=native))
         tag = plain
         if thinking and decoding_start != "after_reasoning":
-            tag = _thinking_tag(declared, plain, TagRequest(named, parallel, thinking=True), selection.reasoning)
-        return ToolConstraint(Constraint("structural_tag", _compact(tag), "tool"), reasons=tag != plain)
+            tag = _thinking_tag(
+                declared, plain, TagRequest(named, parallel, thinking=True, native=native), selection.reasoning
+            )
+        reasons = tag != plain
+        leads = () if reasons else beginnings(tag["format"])
+        return ToolConstraint(Constraint("structural_tag", _compact(tag), "tool"), "tag", leads, reasons)
     if choice.mode == "function":
-        name = specs[0].name
-        return ToolConstraint(Constraint("json_schema", _compact(specs[0].parameters), "tool"), f"function:{name}")
-    return ToolConstraint(Constraint("json_schema", _compact(calls_schema(specs)), "tool"), "array")
+        schema, forced, leads = specs[0].parameters, f"function:{specs[0].name}", ('{"', "{}")
+    else:
+        schema, forced, leads = calls_schema(specs), "array", ("[{",)
+    return ToolConstraint(Constraint("json_schema", _compact(schema), "tool"), forced, leads)
+
+
+@lru_cache(maxsize=4096)
+def _writable(declared: ToolFormat, name: str) -> bool:
+    """Whether a call of the function ``name`` can be written in the format and read back."""
+    if declared.encode is None:
+        return True
+    written = declared.encode("", [ToolCall(name, {})])
+    events = parse_whole(declared.parser([ToolSpec(name)]), written)
+    return name.isprintable() and [event.name for event in events if isinstance(event, ToolCallStart)] == [name]
 
 
 def _thinking_tag(

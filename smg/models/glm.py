@@ -156,7 +156,8 @@ class GlmParser(ToolMachine):
         if not marker:
             self._tail = text[at:]
             return len(text)
-        self._values[self._key] = to_json("".join(self._parts), self._types.of(self._name, self._key), _STYLE)
+        types, members = self._types.of(self._name, self._key)
+        self._values[self._key] = to_json("".join(self._parts), types, _STYLE, members)
         self._step = self._between
         return self._take(text, at, at + len(marker))
 
@@ -217,6 +218,7 @@ FAMILY = Family(
             name="glm45_moe",
             parser=_parser_45,
             stems=("glm-4.5", "glm-4.6"),
+            openers=(_OPEN,),
             special_tokens=_SPECIAL,
             structural_tag=_structural_tag_45,
             encode=_encode_45,
@@ -225,6 +227,7 @@ FAMILY = Family(
             name="glm47_moe",
             parser=_parser_47,
             stems=("glm-4.7", "glm-5"),
+            openers=(_OPEN,),
             special_tokens=_SPECIAL,
             structural_tag=_structural_tag_47,
             tag_by_default=True,

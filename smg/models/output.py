@@ -1,12 +1,14 @@
 """The parser of one choice, as the plan of its request describes it: reasoning first, tool calls in what is left.
 
-Only content reaches the tool parser, so a call that is written inside a thought stays in the reasoning.
+Only content reaches the tool parser, so a call that is written inside a thought stays in the reasoning, unless the
+thought is never closed (``open_thought``).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -23,8 +25,10 @@ from smg.messages import (
 from smg.models.family import OutputParser, ReasoningParser, ToolSpec
 from smg.models.forced import forced_parser
 from smg.models.machine import parse_whole
+from smg.models.open_thought import OpenThought
 from smg.models.reasoning import reasoning_parser
 from smg.models.registry import PASSTHROUGH, reasoning_format, tool_format
+from smg.models.scan import Markers
 
 _TOOL_EVENTS = (ToolCallStart, ToolCallArguments, ToolCallEnd)
 
@@ -63,31 +67,29 @@ def tool_call_id(style: str, name: str, number: int) -> str:
 
 
 class _ConstrainedLead:
-    """Reads the beginning of an answer that a JSON schema forces although the prompt opened a thought.
+    """Reads the beginning of an answer that a grammar forces although the prompt opened a thought.
 
     Some engines let the model think first, others apply the grammar from the first token on; with those there is no
-    thought and no close marker. An array of objects, or an object, at the very beginning tells the second kind.
+    thought and no close marker. One of the ``leads`` at the very beginning tells the second kind.
     """
 
-    __slots__ = ("_first", "_object", "_size", "_start", "pieces")
+    __slots__ = ("_leads", "_size", "_start", "pieces")
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, leads: Sequence[str]) -> None:
         self.pieces: list[str] = []
         self._size = 0
         self._start = ""
-        self._first = "[{" if mode == "array" else "{"
-        self._object = mode != "array"
+        self._leads = tuple("".join(lead.split()) for lead in leads)
 
     def decide(self, text: str) -> bool | None:
         """True: the answer begins, False: a thought does, None: not known yet. ``pieces`` is all that was read."""
         self.pieces.append(text)
         self._size += len(text)
         self._start += "".join(text.split())
-        if self._object and len(self._start) > 1:
-            return self._start.startswith(('{"', "{}"))
-        if not self._object and len(self._start) >= len(self._first):
-            return self._start.startswith(self._first)
-        return None if self._size <= _LEAD_LIMIT and self._first.startswith(self._start) else False
+        if self._start.startswith(self._leads):
+            return True
+        possible = any(lead.startswith(self._start) for lead in self._leads)
+        return None if possible and self._size <= _LEAD_LIMIT else False
 
 
 class ResponseParser:
@@ -105,6 +107,8 @@ class ResponseParser:
         "_pending_text",
         "_plan",
         "_reasoning",
+        "_sieve",
+        "_thought_tokens",
         "_tool",
         "_whole",
         "reasoning_tokens",
@@ -117,6 +121,8 @@ class ResponseParser:
         self._reasoning: ReasoningParser | None = None
         self._lead: _ConstrainedLead | None = None
         self._tool = _tool_parser(plan)
+        self._sieve: OpenThought | None = None
+        self._thought_tokens = -1  # reasoning tokens in front of a call that began inside the thought
         self._first_only = not plan.parallel
         self._pending = 0
         self._pending_text = ""
@@ -124,8 +130,12 @@ class ResponseParser:
         self.separates_reasoning = plan.reasoning is not None
         if plan.reasoning is not None:
             self._reasoning = reasoning_parser(reasoning_format(plan.reasoning), armed=plan.armed)
-            if plan.forced and self._reasoning.in_reasoning:
-                self._lead = _ConstrainedLead(plan.forced)
+            if plan.leads and self._reasoning.in_reasoning:
+                self._lead = _ConstrainedLead(plan.leads)
+            openers = _openers(plan)
+            trial = _tool_parser(plan) if openers is not None else None
+            if openers is not None and trial is not None:
+                self._sieve = OpenThought(openers, trial)
 
     @property
     def in_reasoning(self) -> bool:
@@ -142,6 +152,8 @@ class ResponseParser:
         if self._reasoning is None:
             return self._answer(text)
         events = self._reasoning.feed(text)
+        if self._sieve is not None:
+            events = self._sieve.sift(events)
         return events if self._tool is None else self._chain(events)
 
     def feed_pieces(self, pieces: Sequence[str]) -> list[ParserEvent]:
@@ -165,8 +177,9 @@ class ResponseParser:
         if not text:
             self._pending += len(pieces)
             return []
+        sieve = self._sieve
         events = reasoning.whole(text)
-        if events is not None:
+        if events is not None and (sieve is None or sieve.passes(events)):
             empty = 0
             while not pieces[-1 - empty]:
                 empty += 1
@@ -178,7 +191,14 @@ class ResponseParser:
             half = len(pieces) // 2
             return self._feed_counting(reasoning, pieces[:half]) + self._feed_counting(reasoning, pieces[half:])
         events = reasoning.feed(text)
+        counted = self.reasoning_tokens
         self._count(text, events, reasoning.holding)
+        if sieve is not None:
+            events = sieve.sift(events)
+            if not sieve.holding:
+                self._thought_tokens = -1
+            elif self._thought_tokens < 0:
+                self._thought_tokens = counted
         return events
 
     def finish(self) -> list[ParserEvent]:
@@ -191,7 +211,15 @@ class ResponseParser:
             tail = self._reasoning.finish()
             if tail and type(tail[0]) is ReasoningDelta:
                 self.reasoning_tokens += self._pending
+            if self._sieve is not None:
+                tail = self._sieve.sift(tail)
             events += tail if self._tool is None else self._chain(tail)
+        if self._sieve is not None:
+            thought, answer = self._sieve.finish()
+            events += thought
+            if answer:
+                self.reasoning_tokens = max(0, self._thought_tokens)
+                events += self._answer(answer)
         if self._tool is not None:
             if self._whole is not None:
                 events += self._calls(parse_whole(self._tool, "".join(self._whole)))
@@ -253,9 +281,25 @@ def _tool_parser(plan: ParserPlan) -> OutputParser | None:
     if not plan.forced and (plan.tool is None or plan.tool == PASSTHROUGH):
         return None
     specs = tool_specs(msgspec.json.decode(plan.tools)) if plan.tools else ()
-    if plan.forced:
+    if plan.forced and plan.forced != "tag":
         return forced_parser(plan.forced, specs)
-    return tool_format(plan.tool or PASSTHROUGH).parser(specs)
+    declared = tool_format(plan.tool or PASSTHROUGH)
+    if plan.forced and declared.forced_parser is not None:
+        return declared.forced_parser(specs)
+    return declared.parser(specs)
+
+
+@lru_cache(maxsize=256)
+def _marker_set(openers: tuple[str, ...]) -> Markers:
+    return Markers(openers)
+
+
+def _openers(plan: ParserPlan) -> Markers | None:
+    """The markers of calls in the format that the answer is read with."""
+    if plan.tool is None or plan.forced not in ("", "tag"):
+        return None
+    openers = tool_format(plan.tool).openers
+    return _marker_set(openers) if openers else None
 
 
 def _merged(events: list[ParserEvent]) -> list[ParserEvent]:
