@@ -333,4 +333,5 @@ def render_request(
         continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
         thinking_type=thinking_type,
         effort=request.output_config.effort if request.output_config is not None else None,
+        adapt=True,
     )
