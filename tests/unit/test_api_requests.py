@@ -157,6 +157,15 @@ def test_own_rule(path: str, body: dict[str, Any], expect: list[Any] | None) -> 
     assert outcome(path, body) == expect
 
 
+def test_a_client_is_told_in_its_own_words_that_there_are_no_threads() -> None:
+    body = message({"type": "text", "text": "a"}) | {"thread": {"type": "create"}}
+    with pytest.raises(ApiError) as caught:
+        GATEWAY.send("/v1/messages", body, {"content-type": "application/json"})
+    error = json.loads(render_error(caught.value, "/v1/messages", "req")[2])["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
 def test_prompt_must_leave_room_for_a_token() -> None:
     gateway = Gateway(context_length=10)
     gateway.plan("/v1/completions", prompt("123456789"))
