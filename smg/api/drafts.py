@@ -156,6 +156,7 @@ def turn_draft(context: Context, turn: responses.TurnRequest, request_id: str) -
         response_format=response_format,
         effort=adapted.effort,
         template_kwargs=adapted.template_kwargs,
+        adapt=True,
     )
     sampling = responses.engine_sampling(turn.sampling)
     fill_defaults(sampling, info.default_sampling)

@@ -45,6 +45,7 @@ class ApiError(Exception):
     found after
     the body was decoded and validated (routing, rendering, dispatch): only those carry the ``x-smg-error-code`` header.
     ``plain`` errors are answered as text whatever the path. ``headers`` are added to the answer.
+    ``details`` is a part of the Anthropic envelope that its clients act upon.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class ApiError(Exception):
         gateway: bool = False,
         plain: bool = False,
         headers: tuple[tuple[str, str], ...] = (),
+        details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(status, code, message)
         self.status = status
@@ -68,6 +70,7 @@ class ApiError(Exception):
         self.gateway = gateway
         self.plain = plain
         self.headers = headers
+        self.details = details
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
@@ -105,7 +108,9 @@ def openai_body(error: ApiError) -> bytes:
 
 def anthropic_body(error: ApiError, request_id: str) -> bytes:
     """The Anthropic envelope; the code travels in a header only."""
-    inner = {"type": error.type or anthropic_type(error.status), "message": error.message}
+    inner: dict[str, Any] = {"type": error.type or anthropic_type(error.status), "message": error.message}
+    if error.details is not None:
+        inner["details"] = error.details
     return _encode({"type": "error", "error": inner, "request_id": request_id})
 
 

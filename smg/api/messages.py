@@ -116,6 +116,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     mcp_servers: list[McpServer] | None = None
     container: str | dict[str, Any] | None = None
     context_management: Any = None
+    thread: Any = None
 
 
 _DECODER = BodyDecoder(MessagesRequest)
@@ -196,8 +197,18 @@ def _check_choice(request: MessagesRequest) -> None:
         )
 
 
+def _check_thread(request: MessagesRequest) -> None:
+    """The gateway holds no threads. Clients that are told so in this form send the whole conversation from then on;
+    the new messages alone would make no sense."""
+    if request.thread is not None:
+        text = "thread is not supported: send the whole conversation with every request"
+        details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+        raise ApiError(400, "thread_unsupported_request", text, "thread", details=details)
+
+
 def validate(request: MessagesRequest) -> None:
     """All rules that need nothing but the request. Raises ``ApiError``."""
+    _check_thread(request)
     check_tool_shapes(request)
     if not request.model:
         raise invalid("model_empty", "model field is required and cannot be empty", "model")

@@ -88,6 +88,31 @@ class CodeExecutionResultBlock(Base, tag="code_execution_tool_result"):
     content: Any
 
 
+class BashExecutionResultBlock(Base, tag="bash_code_execution_tool_result"):
+    tool_use_id: str
+    content: Any
+
+
+class EditorExecutionResultBlock(Base, tag="text_editor_code_execution_tool_result"):
+    tool_use_id: str
+    content: Any
+
+
+class ToolSearchResultBlock(Base, tag="tool_search_tool_result"):
+    tool_use_id: str
+    content: Any
+
+
+class ContainerUploadBlock(Base, tag="container_upload"):
+    file_id: str
+
+
+class CompactionBlock(Base, tag="compaction"):
+    """A summary that stands for the conversation before it."""
+
+    content: str | None = None
+
+
 class McpToolUseBlock(Base, tag="mcp_tool_use"):
     id: str
     name: str
@@ -113,6 +138,11 @@ Block = (
     | WebSearchResultBlock
     | WebFetchResultBlock
     | CodeExecutionResultBlock
+    | BashExecutionResultBlock
+    | EditorExecutionResultBlock
+    | ToolSearchResultBlock
+    | ContainerUploadBlock
+    | CompactionBlock
     | McpToolUseBlock
     | McpToolResultBlock
 )
@@ -223,6 +253,8 @@ def _shown_text(block: Any, where: str, model: str) -> str | None:
         return _search_text(block)
     if type(block) is ToolReferenceBlock:
         return block.tool_name
+    if type(block) is CompactionBlock:
+        return block.content
     return None
 
 
@@ -333,4 +365,5 @@ def render_request(
         continue_final_message=bool(messages) and messages[-1]["role"] == "assistant",
         thinking_type=thinking_type,
         effort=request.output_config.effort if request.output_config is not None else None,
+        adapt=True,
     )

@@ -93,7 +93,8 @@ class StoredPrompt(Strict, kw_only=True):
 
 
 class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, gc=False):
-    """The body. Unlike the other APIs, unknown members are refused (``unknown_parameter``)."""
+    """The body. Unlike the other APIs, unknown members are refused (``unknown_parameter``). Those that only steer the
+    vendor's own service, or that agents send along for its telemetry, are known and have no effect."""
 
     input: str | list[Any]
     model: str
@@ -125,10 +126,15 @@ class ResponsesRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True,
     stop: StringOrList | None = None
     prompt: StoredPrompt | None = None
     prompt_cache_key: str | None = None
-    prompt_cache_retention: Literal["in-memory", "24h"] | None = None
+    prompt_cache_retention: Literal["in-memory", "in_memory", "24h"] | None = None
     safety_identifier: str | None = None
     stream_options: StreamOptions | None = None
     context_management: list[Any] | None = None
+    client_metadata: dict[str, Any] | None = None
+    access_programs: dict[str, Any] | None = None
+    background_options: dict[str, Any] | None = None
+    image: dict[str, Any] | None = None
+    prompt_cache_options: dict[str, Any] | None = None
     top_k: I32 | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None

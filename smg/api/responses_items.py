@@ -35,7 +35,12 @@ class InputImage(Content, tag="input_image"):
 
 
 class InputFile(Content, tag="input_file"):
+    """A file by its id is passed over, as there is no store of files here; one that holds or links its content is
+    refused, lest an answer pretend to know it."""
+
     file_id: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
 
 
 class InputAudio(Content, tag="input_audio"):
@@ -249,6 +254,8 @@ def _text(part: Part, model: str) -> str | None:
         raise unsupported_media("image", model)
     if isinstance(part, InputAudio):
         raise unsupported_media("audio", model)
+    if isinstance(part, InputFile) and (part.file_data is not None or part.file_url is not None):
+        raise unsupported_media("file", model)
     return None
 
 

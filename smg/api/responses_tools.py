@@ -40,6 +40,8 @@ HOSTED = (
     "image_generation",
     "shell",
     "apply_patch",
+    "tool_search",
+    "programmatic_tool_calling",
 )
 
 
@@ -129,6 +131,14 @@ class ApplyPatchTool(ToolBase, tag="apply_patch"):
     """Hosted."""
 
 
+class ToolSearchTool(ToolBase, tag="tool_search"):
+    """Finds functions whose loading is deferred. All functions are shown here from the start, so it has no use."""
+
+
+class ProgrammaticCallingTool(ToolBase, tag="programmatic_tool_calling"):
+    """Lets a program of the vendor's service call the functions; here the model calls them itself."""
+
+
 class LocalShellTool(ToolBase, tag="local_shell"):
     """Refused: it needs a client that runs commands."""
 
@@ -149,6 +159,8 @@ ResponsesTool = (
     | ComputerTool
     | ShellTool
     | ApplyPatchTool
+    | ToolSearchTool
+    | ProgrammaticCallingTool
     | LocalShellTool
 )
 

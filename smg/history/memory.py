@@ -28,6 +28,12 @@ class Bounds:
     size: int = 0
 
 
+def exact(content: bytes) -> bytes:
+    """A copy that occupies no more than its length. Bytes that a JSON encoder made may sit in a buffer of several
+    kilobytes for as long as they live."""
+    return bytes(memoryview(content))
+
+
 @dataclass(slots=True)
 class _Conversation:
     head: StoredConversation
@@ -67,6 +73,7 @@ class MemoryHistory:
 
     async def put_response(self, record: StoredResponse) -> None:
         self._drop_response(record.id)
+        record.body, record.input = exact(record.body), exact(record.input)
         self._responses[record.id] = record
         self._response_items += len(record.item_ids)
         self._size += record.size
@@ -163,6 +170,7 @@ class MemoryHistory:
         now = self._clock()
         for item in items:
             if item.id not in entry.items:
+                item.body = exact(item.body)
                 entry.items[item.id] = item
                 self._log[conversation_id, item.id] = now
                 self._size += len(item.body)

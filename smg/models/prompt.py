@@ -40,7 +40,8 @@ class RenderRequest:
     {...}}]`` already filtered by ``tool_choice``, or None. ``thinking_type``: "enabled", "disabled", "adaptive" or
     None. ``effort``: ``thinking.effort`` or else ``reasoning_effort``, as text. ``template_kwargs``: the client's
     ``chat_template_kwargs``. ``tool_choice`` and ``response_format`` as the client sent them. ``model`` is the
-    canonical model name.
+    canonical model name. ``adapt``: the API knows system messages inside a conversation and several user messages in
+    a row; where a template refuses or drops them, they are joined into what it shows.
     """
 
     model: str
@@ -54,6 +55,7 @@ class RenderRequest:
     effort: str | None = None
     clear_thinking: bool | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    adapt: bool = False
 
 
 @dataclass(slots=True)

@@ -65,6 +65,10 @@ def _texts(content: list[Any]) -> list[str]:
     return [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
 
 
+def _whole(content: Any) -> str:
+    return "\n".join(_texts(content)) if isinstance(content, list) else content or ""
+
+
 def _as_system(messages: Messages, roles: list[str]) -> Messages:
     """Messages of ``roles`` become system messages; a system message that then is not the first is merged into the
     first one."""
@@ -76,15 +80,29 @@ def _as_system(messages: Messages, roles: list[str]) -> Messages:
         else message
         for message in messages
     ]
-    if not any(message.get("role") == "system" for message in renamed[1:]):
-        return renamed
-    texts = []
-    for message in renamed:
-        if message.get("role") == "system":
-            content = message.get("content")
-            texts.append("\n".join(_texts(content)) if isinstance(content, list) else content or "")
+    return system_first(renamed)
+
+
+def system_first(messages: Messages) -> Messages:
+    """System messages that are not the first message are merged into the first one."""
+    if not any(message.get("role") == "system" for message in messages[1:]):
+        return messages
+    texts = [_whole(message.get("content")) for message in messages if message.get("role") == "system"]
     merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
-    return [merged, *(message for message in renamed if message.get("role") != "system")]
+    return [merged, *(message for message in messages if message.get("role") != "system")]
+
+
+def users_joined(messages: Messages) -> Messages:
+    """User messages that follow one another become one, a blank line between their texts."""
+    joined: Messages = []
+    for message in messages:
+        before = joined[-1] if joined else None
+        if before is not None and before.get("role") == message.get("role") == "user":
+            texts = (_whole(before.get("content")), _whole(message.get("content")))
+            joined[-1] = before | {"content": "\n\n".join(text for text in texts if text)}
+        else:
+            joined.append(message)
+    return joined
 
 
 def _short_id(call_id: Any) -> str:

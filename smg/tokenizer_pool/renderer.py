@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from smg.models.thinking import (
     template_kwargs,
 )
 from smg.tokenizer_pool.injection import ControlGuard, json_form
-from smg.tokenizer_pool.preparation import MessagePreparation
+from smg.tokenizer_pool.preparation import MessagePreparation, system_first, users_joined
 from smg.tokenizer_pool.template import ChatTemplate, TemplateInput, parse_arguments
 from smg.vocab.controls import AddedToken
 from smg.vocab.load import ModelFiles
@@ -45,6 +46,14 @@ _NATIVE_SWITCHES = {
 }
 # These write what ``tool_choice`` says into the prompt themselves and take the client's tool list as it is.
 _KEEPING_TOOLS = ("kimi_k3", "harmony")
+_LATE_SYSTEM = [
+    {"role": "system", "content": "opening-words"},
+    {"role": "user", "content": "question"},
+    {"role": "system", "content": "later-words"},
+    {"role": "assistant", "content": "answer"},
+    {"role": "user", "content": "question"},
+]
+_USER_RUN = [{"role": "user", "content": "first-words"}, {"role": "user", "content": "later-words"}]
 # White space to Python's str.strip, not to the fast engine's: the information separators, as JSON escapes them.
 _ODD_SPACE = re.compile(rb"\\u001[c-f]", re.IGNORECASE)
 _MAX_TOOL_LISTS = 256
@@ -138,7 +147,8 @@ class _JinjaRenderer:
 
     def render(self, request: RenderRequest) -> RenderedPrompt:
         """The prompt of a conversation. Raises ``PromptError``."""
-        messages, texts = parse_arguments(self._preparation.apply(request.messages))
+        conversation = self._adapted(request.messages) if request.adapt else request.messages
+        messages, texts = parse_arguments(self._preparation.apply(conversation))
         kwargs = template_kwargs(request, self.switch, self._template.reserved)
         tools = request.tools or None
         given = TemplateInput(
@@ -179,6 +189,28 @@ class _JinjaRenderer:
                 self._known_tools.clear()
             self._known_tools[id(tools)] = facts
         return facts
+
+    def _adapted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        if not self._shows_late_system:
+            messages = system_first(messages)
+        return messages if self._shows_user_runs else users_joined(messages)
+
+    @cached_property
+    def _shows_late_system(self) -> bool:
+        """Whether the template shows a system message inside a conversation, and the first one as well."""
+        return self._shows(_LATE_SYSTEM, "system")
+
+    @cached_property
+    def _shows_user_runs(self) -> bool:
+        """Whether the template shows user messages that follow one another."""
+        return self._shows(_USER_RUN, "user")
+
+    def _shows(self, messages: list[dict[str, Any]], role: str) -> bool:
+        try:
+            text = self._template.render(TemplateInput(self._preparation.apply(messages))).text
+        except PromptError:
+            return False
+        return all(message["content"] in text for message in messages if message["role"] == role)
 
     def _probe(self, kwargs: dict[str, Any]) -> str:
         """The prompt of the conversation that thinking switches are found with."""

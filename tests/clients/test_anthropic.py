@@ -6,8 +6,9 @@ from typing import Any
 
 import anthropic
 import pytest
-from anthropic import Anthropic
-from anthropic.types import Message, MessageParam, ToolResultBlockParam
+from anthropic import Anthropic, beta_tool
+from anthropic.types import Message, MessageParam, RawMessageStreamEvent, ToolResultBlockParam
+from pydantic import TypeAdapter
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -116,6 +117,52 @@ def test_tool_loop(anthropic_client: Anthropic, model: str, streaming: bool, thi
     assert last.stop_reason == "end_turn"
     assert last.content[-1].type == "text"
     assert last.content[-1].text.strip() == "It is 4 degrees in Oslo, with rain."
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_tool_runner(anthropic_client: Anthropic, model: str, streaming: bool, thinking: bool) -> None:
+    calls: list[Any] = []
+
+    @beta_tool
+    def get_weather(city: str, days: int) -> str:
+        """Weather of a city."""
+        calls.append((city, days))
+        return RAIN[thinking]
+
+    request: dict[str, Any] = {"max_tokens": 2048, "messages": user("Is it cold in Oslo?"), "tools": [get_weather]}
+    if thinking:
+        request["thinking"] = THINKING
+    runner: Any = anthropic_client.beta.messages.tool_runner(model=model, stream=streaming, **request)
+    answers = [step.get_final_message() if streaming else step for step in runner]
+    assert calls == [("Oslo", 2)]
+    assert [answer.stop_reason for answer in answers] == ["tool_use", "end_turn"]
+    assert answers[-1].content[-1].text.strip() == "It is 4 degrees in Oslo, with rain."
+    assert [block.type for block in answers[0].content] == ["thinking", "tool_use"]
+
+
+EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+
+
+@pytest.mark.parametrize("text", ["Is it cold in Oslo?", "weather and time", "What do whales eat?"])
+def test_every_event_is_of_the_client_s_types(anthropic_client: Anthropic, model: str, text: str) -> None:
+    stream = anthropic_client.messages.create(
+        model=model, messages=user(text), tools=TOOLS, thinking=THINKING, max_tokens=2048, stream=True
+    )
+    events = [event.to_dict() for event in stream]
+    for event in events:
+        EVENT.validate_python(event)
+    kinds = [event["type"] for event in events if event["type"] != "ping"]
+    assert (kinds[0], kinds[-2:]) == ("message_start", ["message_delta", "message_stop"])
+    within = 0
+    for event in events:
+        if event["type"] == "content_block_start":
+            within += 1
+        elif event["type"] == "content_block_stop":
+            within -= 1
+        elif event["type"] == "content_block_delta":
+            assert within == 1
+    assert within == 0
 
 
 def test_text_and_two_uses(anthropic_client: Anthropic, model: str) -> None:

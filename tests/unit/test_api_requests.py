@@ -52,6 +52,23 @@ def chat(**more: Any) -> dict[str, Any]:
     return {"model": MODEL, "messages": HI, **more}
 
 
+RESPONSES = "/v1/responses"
+
+
+def response(**more: Any) -> dict[str, Any]:
+    return {"model": MODEL, "input": "hi", **more}
+
+
+def file_part(**fields: Any) -> dict[str, Any]:
+    parts = [{"type": "input_text", "text": "hi"}, {"type": "input_file", **fields}]
+    return {"type": "message", "role": "user", "content": parts}
+
+
+def message(block: dict[str, Any]) -> dict[str, Any]:
+    content = [{"type": "text", "text": "hi"}, block]
+    return {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": content}]}
+
+
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 NESTED_CHOICE = {
     "type": "allowed_tools",
@@ -88,6 +105,18 @@ NESTED_CHOICE = {
             None,
         ),
         (CHAT, {"model": MODEL, "messages": [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}]}, None),
+        # What agents and newer clients send along.
+        (RESPONSES, response(client_metadata={"session_id": "s"}, prompt_cache_retention="in_memory"), None),
+        (RESPONSES, response(prompt_cache_options={"mode": "explicit"}, background_options={}), None),
+        (RESPONSES, response(image={}, access_programs={"cyber": "standard"}), None),
+        (RESPONSES, response(moderation={"model": "m"}), refusal("unknown_parameter", "moderation")),
+        (RESPONSES, response(tools=[{"type": "tool_search"}, {"type": "programmatic_tool_calling"}]), None),
+        (RESPONSES, response(input=[file_part(file_id="f")]), None),
+        (RESPONSES, response(input=[file_part(file_data="data:,a")]), refusal("multimodal_not_supported")),
+        (RESPONSES, response(input=[file_part(file_url="http://a/b")]), refusal("multimodal_not_supported")),
+        ("/v1/messages", message({"type": "container_upload", "file_id": "f"}), None),
+        ("/v1/messages", message({"type": "compaction", "content": "so far"}), None),
+        ("/v1/messages", message({"type": "tool_search_tool_result", "tool_use_id": "t", "content": {}}), None),
         # What an engine would not survive.
         ("/generate", {"model": MODEL, "text": ""}, refusal("resolve_input_failed", "text")),
         ("/generate", {"model": MODEL, "input_ids": [0x110000]}, refusal("resolve_input_failed", "input_ids")),
@@ -126,6 +155,15 @@ NESTED_CHOICE = {
 )
 def test_own_rule(path: str, body: dict[str, Any], expect: list[Any] | None) -> None:
     assert outcome(path, body) == expect
+
+
+def test_a_client_is_told_in_its_own_words_that_there_are_no_threads() -> None:
+    body = message({"type": "text", "text": "a"}) | {"thread": {"type": "create"}}
+    with pytest.raises(ApiError) as caught:
+        GATEWAY.send("/v1/messages", body, {"content-type": "application/json"})
+    error = json.loads(render_error(caught.value, "/v1/messages", "req")[2])["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["details"] == {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 def test_prompt_must_leave_room_for_a_token() -> None:

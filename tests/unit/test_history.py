@@ -341,6 +341,26 @@ def test_memory_keeps_the_newest_ten_thousand() -> None:
     run(MemoryHistory(Bounds(responses=10_000, items=100_000)), test)
 
 
+def test_memory_keeps_copies_of_exact_size() -> None:
+    """Ten thousand responses and items as an encoder makes them take about as much memory as they are long."""
+
+    async def test(history: History) -> None:
+        encoded = orjson.dumps({"text": "x" * 1500})
+        kept = response()
+        kept.body = kept.input = encoded
+        await history.put_response(kept)
+        conversation = StoredConversation(id="conv_1", scope="", created_at=time.time())
+        await history.put_conversation(conversation)
+        await history.append_items("", conversation.id, [StoredItem(id="i", body=encoded)])
+        found = await history.get_response("", kept.id)
+        item = await history.get_item(conversation.id, "i")
+        assert found is not None and item is not None
+        assert found.body == found.input == item.body == encoded
+        assert all(content is not encoded for content in (found.body, found.input, item.body))
+
+    run(MemoryHistory(Bounds()), test)
+
+
 def bounded(kind: str, bounds: Bounds, path: Path) -> History:
     if kind == "memory":
         return MemoryHistory(bounds)

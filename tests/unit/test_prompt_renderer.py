@@ -127,3 +127,51 @@ def test_developer_messages_and_parts_are_prepared() -> None:
 def test_white_space_that_only_python_strips() -> None:
     messages = [{"role": "user", "content": "\x1cHi\x1f"}]
     assert render(files("[{{ messages[0].content | trim }}]"), messages=messages) == "[Hi]"
+
+
+LATE = [
+    {"role": "system", "content": "first"},
+    {"role": "user", "content": "Hi"},
+    {"role": "system", "content": "second"},
+]
+EACH = "{% for m in messages %}[{{ m.role }} {{ m.content }}]{% endfor %}"
+STRICT = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('no') }}{% endif %}"
+    "[{{ m.role }} {{ m.content }}]{% endfor %}"
+)
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role != 'system' or loop.first %}"
+    "[{{ m.role }} {{ m.content }}]{% endif %}{% endfor %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role == messages[loop.index0 - 1].role and not loop.first %}"
+    "{{ raise_exception('no') }}{% endif %}[{{ m.role }} {{ m.content }}]{% endfor %}"
+)
+LAST_ONLY = (
+    "{% set ns = namespace(s='') %}{% for m in messages %}{% if m.role == 'system' %}{% set ns.s = m.content %}"
+    "{% endif %}{% endfor %}[system {{ ns.s }}]{% for m in messages %}{% if m.role != 'system' %}"
+    "[{{ m.role }} {{ m.content }}]{% endif %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [STRICT, FIRST_ONLY, LAST_ONLY], ids=["refused", "dropped", "replaced"])
+def test_a_late_system_message_reaches_the_model(template: str) -> None:
+    merged = "[system first\n\nsecond][user Hi]"
+    assert render(files(template), messages=LATE, adapt=True) == merged
+    assert render(files(EACH), messages=LATE, adapt=True) == "[system first][user Hi][system second]"
+    without_first = render(files(template), messages=LATE[1:], adapt=True)
+    assert without_first == "[system second][user Hi]"
+
+
+def test_a_late_system_message_stays_unless_the_api_asks() -> None:
+    with pytest.raises(PromptError):
+        render(files(STRICT), messages=LATE)
+    assert render(files(FIRST_ONLY), messages=LATE) == "[system first][user Hi]"
+
+
+def test_user_messages_in_a_row_reach_a_template_that_demands_turns() -> None:
+    messages = [HI[0], {"role": "user", "content": [{"type": "text", "text": "there"}]}]
+    assert render(files(ALTERNATING), messages=messages, adapt=True) == "[user Hi\n\nthere]"
+    assert render(files(EACH), messages=messages, adapt=True) == "[user Hi][user there]"
+    with pytest.raises(PromptError):
+        render(files(ALTERNATING), messages=messages)
