@@ -6,7 +6,8 @@ import json
 import random
 import re
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,8 +19,17 @@ NARROW = 64
 # Chance per token to close what is open, and the length after which everything that can be closed is closed.
 CLOSING_STEP = 0.15
 SOFT_LIMIT = 256
+CLOSERS = (b"}", b"]", b"</")
+GOING_ON = frozenset(bytes((code,)) for code in b",0123456789+-.eE")
 PUNCTUATION = frozenset(bytes((code,)) for code in b"!#$%&'()*+,-./:;<=>?@[]^_`{|}~")
 MAX_CONSTRAINT_BYTES = 1 << 20
+# What ends a text value in the notations that xgrammar knows beside JSON.
+VALUE_CLOSE = {
+    "qwen_xml": "</parameter>",
+    "minimax_xml": "</parameter>",
+    "deepseek_xml": "</｜DSML｜parameter>",
+    "glm_xml": "</arg_value>",
+}
 # What xgrammar puts in front of its messages: time, file and line of its own source.
 SOURCE_POSITION = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
 
@@ -111,15 +121,26 @@ class GrammarGenerator:
 
         matcher = self._xgrammar.GrammarMatcher(compiled)
         mask = numpy.full((1, (self._vocabulary.size + 31) // 32), -1, dtype=numpy.int32)
-        walk = _Walk(self._bytes, self._wordlike, set(self._vocabulary.eos_ids), rng, _triggers(kind, value))
-        ids: list[int] = []
-        while len(ids) < limit:
+
+        def allowed_now() -> Any:
             # False: nothing is forbidden here, and the mask was left alone.
             if matcher.fill_next_token_bitmask(mask):
-                bits = numpy.unpackbits(mask.view(numpy.uint8), bitorder="little")[: self._vocabulary.size]
-            else:
-                bits = numpy.ones(self._vocabulary.size, dtype=numpy.uint8)
-            token = walk.choose(bits, len(ids))
+                return numpy.unpackbits(mask.view(numpy.uint8), bitorder="little")[: self._vocabulary.size]
+            return numpy.ones(self._vocabulary.size, dtype=numpy.uint8)
+
+        def spelled_behind(text: bytes) -> bool | None:
+            """Whether something is spelled out behind ``text``; None when it may not come."""
+            if not matcher.accept_string(text):
+                return None
+            count = int(allowed_now().sum())
+            matcher.rollback(1)
+            return count <= NARROW
+
+        markers = _markers(kind, value)
+        walk = _Walk(self._bytes, self._wordlike, set(self._vocabulary.eos_ids), rng, markers, spelled_behind)
+        ids: list[int] = []
+        while len(ids) < limit:
+            token = walk.choose(allowed_now(), len(ids))
             if token is None:
                 return ids, True
             if not matcher.accept_token(token):
@@ -128,46 +149,86 @@ class GrammarGenerator:
         return ids, bool(matcher.is_completed())
 
 
-def _triggers(kind: str, value: str) -> list[bytes]:
-    """The texts that open a structure inside free text (structural tags): random words would never hit them."""
-    if kind != "structural_tag":
-        return []
+@dataclass(frozen=True, slots=True)
+class _Markers:
+    """The fixed texts of a structural tag: ``begins`` and ``ends`` of its parts, ``others`` between them."""
 
-    def visit(node: Any) -> Iterator[str]:
+    begins: tuple[bytes, ...] = ()
+    ends: tuple[bytes, ...] = ()
+    others: tuple[bytes, ...] = ()
+
+
+def _markers(kind: str, value: str) -> _Markers:
+    """The markers of a structural tag: random words would never hit them."""
+    if kind != "structural_tag":
+        return _Markers()
+    begins: dict[str, None] = {}
+    ends: dict[str, None] = {}
+    others: dict[str, None] = {}
+
+    def visit(node: Any) -> None:
         if isinstance(node, dict):
             if isinstance(begin := node.get("begin"), str):
-                yield begin
-            for child in node.values():
-                yield from visit(child)
+                begins[begin] = None
+            if node.get("type") == "const_string" and isinstance(text := node.get("value"), str):
+                others[text] = None
+            end = node.get("end")
+            ends.update((each, None) for each in (end if isinstance(end, list) else [end]) if isinstance(each, str))
+            if (close := VALUE_CLOSE.get(str(node.get("style")))) is not None:
+                ends[close] = None
+            for key, child in node.items():
+                if key != "json_schema":
+                    visit(child)
         elif isinstance(node, list):
             for child in node:
-                yield from visit(child)
+                visit(child)
 
     try:
-        return [begin.encode() for begin in dict.fromkeys(visit(json.loads(value))) if begin]
+        visit(json.loads(value))
     except (ValueError, RecursionError):
-        return []
+        return _Markers()
+    return _Markers(*(tuple(text.encode() for text in texts if text) for texts in (begins, ends, others)))
 
 
 class _Walk:
     """Chooses the next token of one output."""
 
     def __init__(
-        self, texts: list[bytes], wordlike: Any, eos: set[int], rng: random.Random, triggers: list[bytes]
+        self,
+        texts: list[bytes],
+        wordlike: Any,
+        eos: set[int],
+        rng: random.Random,
+        markers: _Markers,
+        spelled_behind: Callable[[bytes], bool | None],
     ) -> None:
         self._texts = texts
         self._wordlike = wordlike
         self._eos = eos
         self._rng = rng
-        self._triggers = triggers
-        self._ahead = b""  # rest of a trigger that has been begun
-        self._done = False  # a structure was opened by its trigger: what remains is to finish it
+        self._markers = markers
+        self._spelled_behind = spelled_behind
+        self._longest_begin = max(map(len, markers.begins), default=0)
+        self._structural = markers != _Markers()
+        self._ahead = b""  # rest of a marker that has been begun
+        self._blank = False  # the last token was white space
+        self._tail = b""  # end of the output, as long as a begin marker may be
+        self._done = False  # a structure was opened: what remains is to finish it
         self._run = 0  # tokens since the last change between spelling and free choice
         self._spelling = False
         self._newline = texts.index(b"\n") if b"\n" in texts else None
 
     def choose(self, bits: Any, count: int) -> int | None:
         """A token whose bit is set; None to end the output. ``count``: tokens so far."""
+        token = self._choose(bits, count)
+        self._blank = token is not None and not self._texts[token].strip()
+        if token is not None and self._longest_begin and not self._done:
+            self._tail += self._texts[token]
+            self._done = any(begin in self._tail for begin in self._markers.begins)
+            self._tail = self._tail[-self._longest_begin :]
+        return token
+
+    def _choose(self, bits: Any, count: int) -> int | None:
         allowed = bits.nonzero()[0]
         token = self._follow(allowed) if self._ahead else None
         if token is not None:
@@ -188,30 +249,54 @@ class _Walk:
     def _spell(self, allowed: list[int], closing: bool) -> int:
         """One of the texts that may come, in as few tokens as it takes; closing ones are preferred."""
         texts = self._texts
+        if closing and (ends := [end for end in self._markers.ends if self._spelled_behind(end) is not None]):
+            self._ahead = max(ends, key=len)
+            following = self._follow(allowed)
+            if following is not None:
+                return following
         # One token may close an object and begin the next: such a list would never end.
-        closers = [token for token in allowed if texts[token][:1] in (b"}", b"]") and b"," not in texts[token]]
+        closers = [token for token in allowed if texts[token].startswith(CLOSERS) and b"," not in texts[token]]
         pool = closers if closers and (closing or self._rng.random() < 0.75) else allowed
+        if closing and not self._blank:  # numbers and lists end as soon as they may, if only with a line end
+            pool = [token for token in pool if texts[token][:1] not in GOING_ON] or pool
+        objects = [token for token in pool if texts[token][:1] == b"{"]
+        if self._structural and objects:  # the arguments of a call
+            pool = objects
         visible = [token for token in pool if texts[token].strip()] or pool
         first = texts[self._rng.choice(visible)]
         fitting = [token for token in visible if texts[token].startswith(first) or first.startswith(texts[token])]
         # A token that goes on behind a quote has begun the string: keep its first words for free choice.
-        return self._longest([token for token in fitting if texts[token].endswith(b'"')] or fitting)
+        token = self._longest([token for token in fitting if texts[token].endswith(b'"')] or fitting)
+        return self._within(token, allowed) if self._structural else token
+
+    def _within(self, token: int, allowed: list[int]) -> int:
+        """``token``, or a shorter one where it reaches from a marker into the free text behind it."""
+        texts = self._texts
+        for size in range(1, len(texts[token])):
+            if self._spelled_behind(texts[token][:size]) is False:
+                marker = texts[token][:size]
+                return self._longest([other for other in allowed if texts[other] and marker.startswith(texts[other])])
+        return token
 
     def _close(self, bits: Any, allowed: Any) -> int | None:
-        """A token that opens a structure that must come, ends a string, or leaves a run of letters."""
+        """A token that begins a marker, ends a string, or leaves a run of letters."""
         texts = self._texts
         # Free text takes a line end, a JSON string does not.
-        if self._triggers and self._newline is not None and bits[self._newline]:
-            self._ahead = self._rng.choice(self._triggers)
-            token = self._follow(allowed)
-            if token is not None:
-                return token
+        if self._structural and self._newline is not None and bits[self._newline]:
+            markers = self._markers.begins + self._markers.ends + self._markers.others
+            exits = [marker for marker in markers if self._spelled_behind(marker)]
+            if exits:
+                self._ahead = self._rng.choice(exits)
+                token = self._follow(allowed)
+                if token is not None:
+                    return token
         quotes = [int(token) for token in allowed if texts[token].startswith(b'"')]
-        exits = quotes or [int(token) for token in allowed if texts[token][:1] in PUNCTUATION]
-        return self._rng.choice(exits) if exits else None
+        ways_out = quotes or [int(token) for token in allowed if texts[token][:1] in PUNCTUATION]
+        ways_out = [token for token in ways_out if texts[token][:1] != b"_"] or ways_out  # an underscore joins words
+        return self._rng.choice(ways_out) if ways_out else None
 
-    def _follow(self, allowed: Any) -> int | None:
-        """The longest token on the way through the trigger that has been begun."""
+    def _follow(self, allowed: Iterable[Any]) -> int | None:
+        """The longest token on the way through the marker that has been begun."""
         texts, ahead = self._texts, self._ahead
         fitting = [int(token) for token in allowed if texts[token] and ahead.startswith(texts[token])]
         if not fitting:
@@ -219,7 +304,6 @@ class _Walk:
             return None
         token = self._longest(fitting)
         self._ahead = ahead[len(texts[token]) :]
-        self._done = self._done or not self._ahead
         return token
 
     def _longest(self, tokens: list[int]) -> int:
