@@ -156,7 +156,8 @@ class GlmParser(ToolMachine):
         if not marker:
             self._tail = text[at:]
             return len(text)
-        self._values[self._key] = to_json("".join(self._parts), self._types.of(self._name, self._key), _STYLE)
+        types, members = self._types.of(self._name, self._key)
+        self._values[self._key] = to_json("".join(self._parts), types, _STYLE, members)
         self._step = self._between
         return self._take(text, at, at + len(marker))
 

@@ -118,6 +118,7 @@ class TaggedParser:
         "_keep",
         "_key",
         "_lead",
+        "_members",
         "_open",
         "_out",
         "_parts",
@@ -158,6 +159,7 @@ class TaggedParser:
         self._key = ""  # argument text up to the value, until its first piece is sent
         self._first = True  # no parameter of the call was sent yet
         self._value_types: Types | None = None
+        self._members: frozenset[str] = frozenset()
         self._streaming = False
         self._undecided = False
         self._seen = False
@@ -436,9 +438,10 @@ class TaggedParser:
             if self._streaming:
                 self._key += '"'
         else:
-            self._value_types = self._types.of(self._function, key)
+            self._value_types, self._members = self._types.of(self._function, key)
             self._streaming = False
-            self._undecided = "string" in self._value_types and self._value_types <= {"string", "null"}
+            may_stream = "string" in self._value_types and self._value_types <= {"string", "null"}
+            self._undecided = may_stream and not self._members  # a member is only known at its end
         self._seen = False
         self._step = self._value
         return pos
@@ -511,7 +514,7 @@ class TaggedParser:
     def _whole(self, text: str) -> str:
         style = self._format.style
         if style is not None:
-            return to_json(text, self._value_types or frozenset(), style)
+            return to_json(text, self._value_types or frozenset(), style, self._members)
         trimmed = text.strip()
         return trimmed if trimmed and is_json(trimmed) else quote(text)
 

@@ -15,10 +15,10 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 from smg.models.family import ToolSpec
 
@@ -132,7 +132,21 @@ def declared_types(schema: object, root: Mapping[str, Any]) -> Types:
     members and ``const`` are united. A local ``$ref`` (resolved against ``root``) adds its target's types. Every node
     is visited once and references are followed at most eight deep, so a hostile schema costs no more than its size.
     """
+    return frozenset(name for node in _nodes(schema, root) for name in _own_types(node) if name in JSON_TYPES)
+
+
+def string_members(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
+    """The strings that ``schema`` lists with ``enum`` or ``const``."""
     found: set[str] = set()
+    for node in _nodes(schema, root):
+        members = node.get("enum")
+        listed = [*(members if isinstance(members, list) else ()), node.get("const")]
+        found.update(each for each in listed if isinstance(each, str))
+    return frozenset(found)
+
+
+def _nodes(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """``schema`` and the nodes that say what types it allows."""
     seen: set[int] = set()
     todo: deque[tuple[object, int]] = deque([(schema, 0)])
     while todo:
@@ -140,7 +154,7 @@ def declared_types(schema: object, root: Mapping[str, Any]) -> Types:
         if not isinstance(node, dict) or id(node) in seen:
             continue
         seen.add(id(node))
-        found.update(_own_types(node))
+        yield node
         if "type" not in node:
             for keyword in ("anyOf", "oneOf", "allOf"):
                 branches = node.get(keyword)
@@ -148,31 +162,40 @@ def declared_types(schema: object, root: Mapping[str, Any]) -> Types:
                     todo.extend((branch, depth) for branch in branches)
         if "$ref" in node and depth < _REF_DEPTH:
             todo.append((resolve(root, node["$ref"]), depth + 1))
-    return frozenset(name for name in found if name in JSON_TYPES)
+
+
+class Declared(NamedTuple):
+    """What the schema says about a parameter: its types and, where it lists strings, those."""
+
+    types: Types = UNDECLARED
+    members: frozenset[str] = frozenset()
+
+
+NOT_DECLARED = Declared()
 
 
 class ParameterTypes:
-    """Declared types of the parameters of a request's tools, looked up once per parameter."""
+    """Declarations of the parameters of a request's tools, looked up once per parameter."""
 
     __slots__ = ("_found", "_schemas")
 
     def __init__(self, tools: Sequence[ToolSpec]) -> None:
         self._schemas = {tool.name: tool.parameters for tool in tools}
-        self._found: dict[tuple[str, str], Types] = {}
+        self._found: dict[tuple[str, str], Declared] = {}
 
-    def of(self, function: str, parameter: str) -> Types:
-        """Types of ``parameter`` of ``function``; empty when either is not declared."""
+    def of(self, function: str, parameter: str) -> Declared:
+        """The declaration of ``parameter`` of ``function``; empty when either is not declared."""
         key = (function, parameter)
-        types = self._found.get(key)
-        if types is None:
+        declared = self._found.get(key)
+        if declared is None:
             root = self._schemas.get(function)
             properties = root.get("properties") if isinstance(root, dict) else None
-            if root is None or not isinstance(properties, dict):
-                types = UNDECLARED
-            else:
-                types = declared_types(properties.get(parameter), root)
-            self._found[key] = types
-        return types
+            declared = NOT_DECLARED
+            if root is not None and isinstance(properties, dict):
+                schema = properties.get(parameter)
+                declared = Declared(declared_types(schema, root), string_members(schema, root))
+            self._found[key] = declared
+        return declared
 
 
 # --------------------------------------------------------------------------------------------------
@@ -247,12 +270,15 @@ def _first_fit(text: str, types: Types, style: ValueStyle) -> str | None:
     return None
 
 
-def to_json(text: str, types: Types, style: ValueStyle) -> str:
+def to_json(text: str, types: Types, style: ValueStyle, members: frozenset[str] = frozenset()) -> str:
     """JSON text of a parameter value.
 
     ``text`` is everything between the opening and the closing tag; ``types`` are the declared JSON types (empty:
-    undeclared). Never fails: what cannot be read becomes a JSON string.
+    undeclared), ``members`` the strings that the schema lists: grammars allow white space around those. Never fails:
+    what cannot be read becomes a JSON string.
     """
+    if members and text not in members and text.strip() in members:
+        return quote(text.strip())
     if len(types) == 1:
         (name,) = types
         exact = _as_type(text, name, style)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
 from smg.models.family import ToolSpec
-from smg.models.typed_values import JSON_TYPES, ParameterTypes, ValueStyle, declared_types, to_json
+from smg.models.typed_values import (
+    JSON_TYPES,
+    NOT_DECLARED,
+    ParameterTypes,
+    ValueStyle,
+    declared_types,
+    string_members,
+    to_json,
+)
 
 JSON = ValueStyle(infer="json", strip="newline")
 LENIENT = ValueStyle(infer="lenient")
@@ -55,9 +64,9 @@ def test_hostile_schema_costs_its_size() -> None:
 
 def test_parameter_types() -> None:
     types = ParameterTypes([ToolSpec("f", {"properties": {"a": {"type": "string"}}}), ToolSpec("g", {"properties": 3})])
-    assert types.of("f", "a") == {"string"}
+    assert types.of("f", "a") == ({"string"}, set())
     for function, parameter in (("f", "b"), ("g", "a"), ("h", "a")):
-        assert types.of(function, parameter) == frozenset()
+        assert types.of(function, parameter) == NOT_DECLARED
 
 
 @pytest.mark.parametrize(
@@ -136,3 +145,11 @@ def test_inference(text: str, qwen: str, lenient: str, scalar: str) -> None:
     assert to_json(text, frozenset(), JSON) == qwen
     assert to_json(text, frozenset(), LENIENT) == lenient
     assert to_json(text, frozenset(), SCALAR) == scalar
+
+
+def test_listed_strings_stand_without_the_white_space_around_them() -> None:
+    root = {"$defs": {"K": {"enum": ["low", " high", 3]}}}
+    members = string_members({"anyOf": [{"$ref": "#/$defs/K"}, {"const": "none"}, {"type": "null"}]}, root)
+    assert members == {"low", " high", "none"}
+    for text, value in (("\n low\t", "low"), (" high", " high"), (" other ", " other "), (" high ", " high ")):
+        assert to_json(text, frozenset({"string"}), ValueStyle("lenient"), members) == json.dumps(value)
