@@ -101,11 +101,13 @@ class ParserPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """Which parsers read the output and how they start.
 
     ``reasoning`` and ``tool`` are registered parser names or None for "leave the text alone". ``armed``: the prompt
-    already opened the reasoning block. ``forced``: the output is bare JSON because a JSON schema forces a call: ""
-    (no), "array" (a list of ``{"name", "parameters"}``) or "function:NAME" (the arguments of one function). ``tools``
-    is the JSON text of the request's tool list (types for the XML-like formats). ``id_style`` is "call", "kimi" or
-    "kimi_k3" (with ``id_offset`` = number of calls already in the conversation). ``parallel`` False keeps only the
-    first call. ``harmony`` selects the gpt-oss channel parser, which replaces both parsers and works on token IDs.
+    already opened the reasoning block. ``forced``: how a constraint makes the model call: "" (it doesn't), "tag" (in
+    the format of ``tool``), or in bare JSON, "array" (a list of ``{"name", "parameters"}``) or "function:NAME" (the
+    arguments of one function). ``leads``: texts that a forced answer begins with, white space apart, when there is no
+    thought in front of it. ``tools`` is the JSON text of the request's tool list (types for the XML-like formats).
+    ``id_style`` is "call", "kimi" or "kimi_k3" (with ``id_offset`` = number of calls already in the conversation).
+    ``parallel`` False keeps only the first call. ``harmony`` selects the gpt-oss channel parser, which replaces both
+    parsers and works on token IDs.
     """
 
     reasoning: str | None = None
@@ -117,6 +119,7 @@ class ParserPlan(msgspec.Struct, array_like=True, frozen=True, gc=False):
     id_offset: int = 0
     parallel: bool = True
     harmony: bool = False
+    leads: tuple[str, ...] = ()
 
 
 class ResponsePlan(msgspec.Struct, array_like=True, frozen=True, gc=False):

@@ -36,7 +36,7 @@ from smg.messages import (
     ToolCallEnd,
     ToolCallStart,
 )
-from smg.models.constraints import callable_tools, forced_mode, tool_constraint
+from smg.models.constraints import tool_constraint
 from smg.models.family import ReasoningFormat
 from smg.models.output import ResponseParser, tool_specs
 from smg.models.prompt import PromptError
@@ -45,7 +45,6 @@ from smg.models.registry import (
     REASONING_PARSERS,
     TOOL_PARSERS,
     ParserNames,
-    Selection,
     call_id_style,
     check_flags,
     select_parsers,
@@ -158,12 +157,13 @@ def plan_of(line: Line) -> ParserPlan:
     choice = _choice(line, tools)
     armed, reasoning = _start(line, selection.reasoning)
     parses = line.tools != [] and choice.mode != "none"
-    forced = _forced(tools, choice, selection)
+    forced = tool_constraint(tools, choice, selection)
     return ParserPlan(
         reasoning=reasoning,
         armed=armed,
         tool=selection.tool.name if parses else None,
-        forced=forced,
+        forced=forced.forced if forced is not None else "",
+        leads=forced.leads if forced is not None else (),
         tools=json.dumps(tools).encode() if parses and tools else b"",
         id_style=call_id_style(line.model),
     )
@@ -175,11 +175,6 @@ def _choice(line: Line, tools: list[dict[str, Any]]) -> ToolChoice:
     choice = parse_choice(line.tool_choice)
     check_choice(choice, {spec.name for spec in tool_specs(tools)})
     return choice
-
-
-def _forced(tools: list[dict[str, Any]], choice: ToolChoice, selection: Selection) -> str:
-    constraint = tool_constraint(callable_tools(tools, choice), choice, selection)
-    return forced_mode(constraint, None, ()) or ""
 
 
 def _start(line: Line, declared: ReasoningFormat | None) -> tuple[bool, str | None]:

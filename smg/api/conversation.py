@@ -205,7 +205,7 @@ def _read(
     parse_tools = bool(conversation.tools) and choice.mode != "none" and choice.names != () and forced is not None
     kinds = [constraint.kind for constraint in (tool.constraint if tool else None, conversation.output) if constraint]
     return Reading(
-        parser=_parser_plan(info, conversation, selection, start, forced or "", parse_tools),
+        parser=_parser_plan(info, conversation, selection, start, tool if forced else None, parse_tools),
         skip_special_tokens=skip_special_tokens(
             selection,
             separate_reasoning=conversation.separate_reasoning,
@@ -224,7 +224,7 @@ def _parser_plan(
     conversation: Conversation,
     selection: Selection,
     start: ReasoningStart,
-    forced: str,
+    forced: ToolConstraint | None,
     parse_tools: bool,
 ) -> ParserPlan:
     reasoning = start.parser if conversation.separate_reasoning and start.parser != PASSTHROUGH else None
@@ -233,7 +233,8 @@ def _parser_plan(
         reasoning=reasoning,
         armed=start.armed and reasoning is not None,
         tool=selection.tool.name if parse_tools and selection.tool.name != PASSTHROUGH else None,
-        forced=forced,
+        forced=forced.forced if forced is not None else "",
+        leads=forced.leads if forced is not None else (),
         tools=_encode(conversation.tools) if parse_tools else b"",
         id_style=style,
         id_offset=conversation.known_calls if style != "call" else 0,

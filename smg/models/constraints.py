@@ -16,7 +16,7 @@ from smg.models.family import ReasoningFormat, TagRequest, ToolFormat, ToolSpec
 from smg.models.output import tool_specs
 from smg.models.prompt import PromptError
 from smg.models.registry import Selection
-from smg.models.structural import after_thought
+from smg.models.structural import after_thought, beginnings
 
 VLLM_KINDS = frozenset(("vllm", "vllm-zmq"))
 
@@ -50,12 +50,13 @@ def _name_of(tool: dict[str, Any]) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ToolConstraint:
-    """A forced call. ``forced`` is ``ParserPlan.forced``: how to read the answer, "" = the format's own parser.
+    """A forced call. ``forced`` and ``leads`` are those of ``ParserPlan``: how to read the answer, and how it begins.
     ``reasons``: the grammar itself begins with the thought, so an engine must not wait for the end of reasoning
     before it applies it (SGLang's ``require_reasoning`` off)."""
 
     constraint: Constraint
-    forced: str = ""
+    forced: str
+    leads: tuple[str, ...] = ()
     reasons: bool = False
 
 
@@ -84,15 +85,20 @@ def tool_constraint(
     declared = selection.tool
     named = tuple(spec for spec in specs if spec.name)
     if declared.structural_tag is not None and named and (native or (selection.tool_set and declared.tag_by_default)):
-        plain = declared.structural_tag(TagRequest(named, parallel, thinking=False))
+        plain = declared.structural_tag(TagRequest(named, parallel, thinking=False, native=native))
         tag = plain
         if thinking and decoding_start != "after_reasoning":
-            tag = _thinking_tag(declared, plain, TagRequest(named, parallel, thinking=True), selection.reasoning)
-        return ToolConstraint(Constraint("structural_tag", _compact(tag), "tool"), reasons=tag != plain)
+            tag = _thinking_tag(
+                declared, plain, TagRequest(named, parallel, thinking=True, native=native), selection.reasoning
+            )
+        reasons = tag != plain
+        leads = () if reasons else beginnings(tag["format"])
+        return ToolConstraint(Constraint("structural_tag", _compact(tag), "tool"), "tag", leads, reasons)
     if choice.mode == "function":
-        name = specs[0].name
-        return ToolConstraint(Constraint("json_schema", _compact(specs[0].parameters), "tool"), f"function:{name}")
-    return ToolConstraint(Constraint("json_schema", _compact(calls_schema(specs)), "tool"), "array")
+        schema, forced, leads = specs[0].parameters, f"function:{specs[0].name}", ('{"', "{}")
+    else:
+        schema, forced, leads = calls_schema(specs), "array", ("[{",)
+    return ToolConstraint(Constraint("json_schema", _compact(schema), "tool"), forced, leads)
 
 
 def _thinking_tag(

@@ -12,8 +12,21 @@ from typing import Any
 from smg.models.dsml import BAR, BREAK, dialect, encode_dsml
 from smg.models.family import Family, OutputParser, ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
 from smg.models.reasoning_blocks import deepseek_v41_parser
-from smg.models.structural import any_text, const, either, json_schema, sequence, star, tag, tags
+from smg.models.structural import (
+    Tag,
+    any_text,
+    const,
+    either,
+    in_order,
+    json_schema,
+    sequence,
+    star,
+    tag,
+    tags,
+    with_definitions,
+)
 from smg.models.tagged import TaggedParser
+from smg.models.typed_values import declared_types, string_members
 
 _FORMAT = dialect("calls", space=" ", blank_before=BREAK, bare_calls=True, comma=", ", colon=": ")
 _OPEN = _FORMAT.openers[0]
@@ -27,16 +40,39 @@ def _encode(text: str, calls: Sequence[ToolCall]) -> str:
     return encode_dsml(_FORMAT, text, calls)
 
 
-def _structural_tag(request: TagRequest) -> dict[str, Any]:
-    """Forces the names and the markup; the values follow their own type attribute, not the schema."""
-    text = any_text(_FORMAT.parameter_close, _FORMAT.invoke_close, _FORMAT.closer)
-    value = either([sequence(const('true">'), text), sequence(const('false">'), json_schema(True))])
+_TEXT = any_text(_FORMAT.parameter_close, _FORMAT.invoke_close, _FORMAT.closer)
+
+
+def _any_parameters() -> Tag:
+    """Any parameters; the values follow their own type attribute."""
+    value = either([sequence(const('true">'), _TEXT), sequence(const('false">'), json_schema(True))])
     key = sequence({"type": "regex", "pattern": '[^"]+'}, const('" string="'), value)
-    parameter = tag(f'{_FORMAT.parameter} name="', key, _FORMAT.parameter_close + "\n")
+    return star(tag(f'{_FORMAT.parameter} name="', key, _FORMAT.parameter_close + "\n"))
+
+
+def _declared_parameters(schema: dict[str, Any]) -> Tag:
+    def parameter(key: str, each: Any) -> Tag:
+        types = declared_types(each, schema)
+        members = sorted(string_members(each, schema)) if types == {"string"} else ()
+        text = either([const(member) for member in members]) if members else _TEXT
+        forms = [sequence(const('true">'), text)] if not types or "string" in types else []
+        if types != {"string"}:
+            other = json_schema(with_definitions(each, schema))
+            forms.append(sequence(const('false">'), other))
+        content = sequence(const('" string="'), either(forms))
+        return tag(f'{_FORMAT.parameter} name="{key}', content, _FORMAT.parameter_close + "\n")
+
+    return in_order(schema, parameter)
+
+
+def _structural_tag(request: TagRequest) -> dict[str, Any]:
+    """By default names and markup are forced and the values are free; ``native`` holds them to the schema too."""
     calls = [
         tag(
             f'{_FORMAT.invoke} name="{tool.name}">\n',
-            star(parameter),
+            _declared_parameters(tool.parameters)
+            if request.native and tool.parameters.get("properties")
+            else _any_parameters(),
             _FORMAT.invoke_close + "\n",
         )
         for tool in request.tools

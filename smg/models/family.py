@@ -68,11 +68,13 @@ class ToolCall:
 @dataclass(frozen=True, slots=True)
 class TagRequest:
     """What a structural tag must force: at least one call of ``tools`` (already filtered by ``tool_choice``), several
-    if ``parallel``. ``thinking`` True means the prompt ended inside an open reasoning block."""
+    if ``parallel``. ``thinking`` True means the prompt ended inside an open reasoning block; ``native`` that the tag
+    was asked for and need not be the one that the format has by default."""
 
     tools: Sequence[ToolSpec]
     parallel: bool = True
     thinking: bool = False
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class ToolFormat:
     markers of the format that are control tokens in its vocabularies. ``structural_tag`` builds the constraint in the
     format itself, as an xgrammar structural-tag object. ``tag_by_default``: a forced call uses that tag when the
     parser was set by flag or override; other formats are forced with a JSON schema unless ``--tool-constraint
-    native`` is given. ``encode`` writes calls the way the model would (text before the calls, the calls).
+    native`` is given. ``forced_parser`` reads what the tag forces where the tag allows more than the format.
+    ``encode`` writes calls the way the model would (text before the calls, the calls).
     """
 
     name: str
@@ -93,6 +96,7 @@ class ToolFormat:
     special_tokens: frozenset[str] = frozenset()
     structural_tag: Callable[[TagRequest], dict[str, Any]] | None = None
     tag_by_default: bool = False
+    forced_parser: Callable[[Sequence[ToolSpec]], OutputParser] | None = None
     encode: Callable[[str, Sequence[ToolCall]], str] | None = None
 
 

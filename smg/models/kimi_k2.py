@@ -51,6 +51,38 @@ def _parser(tools: Sequence[ToolSpec]) -> OutputParser:
     return _MACHINE.parser()
 
 
+class _ForcedParser:
+    """The tag lets the first call come without the section around it; such an answer is read as if it were there."""
+
+    def __init__(self, tools: Sequence[ToolSpec]) -> None:
+        self._inner = _parser(tools)
+        self._begin = ""
+        self._begun = False
+
+    @property
+    def broken(self) -> Sequence[int]:
+        """Calls that turned out broken (``machine.parse_whole``)."""
+        return getattr(self._inner, "broken", ())
+
+    def feed(self, text: str) -> list[ParserEvent]:
+        if self._begun:
+            return self._inner.feed(text)
+        self._begin += text
+        start = self._begin.lstrip()
+        if len(start) < len(_CALL) and _CALL.startswith(start):
+            return []
+        return self._inner.feed(self._decided(_BEGIN if start.startswith(_CALL) else ""))
+
+    def finish(self) -> list[ParserEvent]:
+        if self._begun:
+            return self._inner.finish()
+        return self._inner.feed(self._decided("")) + self._inner.finish()
+
+    def _decided(self, opener: str) -> str:
+        self._begun = True
+        return opener + (self._begin.lstrip() if opener else self._begin)
+
+
 def _head(name: str, number: int) -> str:
     return f"{_CALL}functions.{name}:{number}{_ARGUMENTS}"
 
@@ -158,6 +190,7 @@ FAMILY = Family(
             special_tokens=_MACHINE.declared.markers,
             structural_tag=_structural_tag,
             tag_by_default=True,
+            forced_parser=_ForcedParser,
             encode=_encode,
         ),
     ),

@@ -17,7 +17,18 @@ from smg.models.json_stream import CallReader
 from smg.models.machine import SPACE, ToolMachine, call_object, compact
 from smg.models.python_literal import CallListReader
 from smg.models.scan import Markers
-from smg.models.structural import const, json_schema, sequence, tag, tags
+from smg.models.structural import (
+    Tag,
+    after_thought,
+    const,
+    either,
+    json_schema,
+    optional,
+    sequence,
+    tag,
+    tags,
+    with_definitions,
+)
 
 _TAG = "<|python_tag|>"
 _LIST_START, _LIST_END = "<|python_start|>", "<|python_end|>"
@@ -243,6 +254,35 @@ def _tag_llama(request: TagRequest) -> dict[str, Any]:
     return {"format": sequence(const(_TAG), tags(calls, "; "))}
 
 
+def _keywords(schema: dict[str, Any]) -> Tag:
+    """The keyword arguments of a call, in declared order: the required ones, then any of the others. Values are JSON,
+    which is a Python literal but for the spelling of its constants; the parser knows both."""
+    properties = schema.get("properties")
+    required = schema.get("required")
+    needed = required if isinstance(required, list) else ()
+    first: list[Tag] = []
+    rest: list[Tag] = []
+    for key, each in properties.items() if isinstance(properties, dict) else ():
+        argument = sequence(const(f"{key}="), json_schema(with_definitions(each, schema)))
+        (first if key in needed else rest).append(argument)
+    if not first and not rest:
+        return const("")
+    if first:
+        joined = [first[0], *(sequence(const(", "), each) for each in first[1:])]
+        return sequence(*joined, *(optional(sequence(const(", "), each)) for each in rest))
+    # Without a required argument any of them may be the first that is written.
+    starts = [
+        sequence(rest[at], *(optional(sequence(const(", "), each)) for each in rest[at + 1 :]))
+        for at in range(len(rest))
+    ]
+    return optional(either(starts))
+
+
+def _tag_pythonic(request: TagRequest) -> dict[str, Any]:
+    calls = [tag(f"{tool.name}(", _keywords(tool.parameters), ")") for tool in request.tools if tool.name]
+    return after_thought(tag("[", tags(calls, ", "), "]"), request, "</think>", "<think>", "</think>")
+
+
 FAMILY = Family(
     name="llama",
     tools=(
@@ -251,6 +291,7 @@ FAMILY = Family(
             parser=_pythonic,
             stems=("llama-4", "meta-llama-4", "deepseek-"),
             special_tokens=frozenset({_LIST_START, _LIST_END}),
+            structural_tag=_tag_pythonic,
             encode=_encode_pythonic,
         ),
         ToolFormat(

@@ -63,31 +63,29 @@ def tool_call_id(style: str, name: str, number: int) -> str:
 
 
 class _ConstrainedLead:
-    """Reads the beginning of an answer that a JSON schema forces although the prompt opened a thought.
+    """Reads the beginning of an answer that a grammar forces although the prompt opened a thought.
 
     Some engines let the model think first, others apply the grammar from the first token on; with those there is no
-    thought and no close marker. An array of objects, or an object, at the very beginning tells the second kind.
+    thought and no close marker. One of the ``leads`` at the very beginning tells the second kind.
     """
 
-    __slots__ = ("_first", "_object", "_size", "_start", "pieces")
+    __slots__ = ("_leads", "_size", "_start", "pieces")
 
-    def __init__(self, mode: str) -> None:
+    def __init__(self, leads: Sequence[str]) -> None:
         self.pieces: list[str] = []
         self._size = 0
         self._start = ""
-        self._first = "[{" if mode == "array" else "{"
-        self._object = mode != "array"
+        self._leads = tuple("".join(lead.split()) for lead in leads)
 
     def decide(self, text: str) -> bool | None:
         """True: the answer begins, False: a thought does, None: not known yet. ``pieces`` is all that was read."""
         self.pieces.append(text)
         self._size += len(text)
         self._start += "".join(text.split())
-        if self._object and len(self._start) > 1:
-            return self._start.startswith(('{"', "{}"))
-        if not self._object and len(self._start) >= len(self._first):
-            return self._start.startswith(self._first)
-        return None if self._size <= _LEAD_LIMIT and self._first.startswith(self._start) else False
+        if self._start.startswith(self._leads):
+            return True
+        possible = any(lead.startswith(self._start) for lead in self._leads)
+        return None if possible and self._size <= _LEAD_LIMIT else False
 
 
 class ResponseParser:
@@ -124,8 +122,8 @@ class ResponseParser:
         self.separates_reasoning = plan.reasoning is not None
         if plan.reasoning is not None:
             self._reasoning = reasoning_parser(reasoning_format(plan.reasoning), armed=plan.armed)
-            if plan.forced and self._reasoning.in_reasoning:
-                self._lead = _ConstrainedLead(plan.forced)
+            if plan.leads and self._reasoning.in_reasoning:
+                self._lead = _ConstrainedLead(plan.leads)
 
     @property
     def in_reasoning(self) -> bool:
@@ -253,9 +251,12 @@ def _tool_parser(plan: ParserPlan) -> OutputParser | None:
     if not plan.forced and (plan.tool is None or plan.tool == PASSTHROUGH):
         return None
     specs = tool_specs(msgspec.json.decode(plan.tools)) if plan.tools else ()
-    if plan.forced:
+    if plan.forced and plan.forced != "tag":
         return forced_parser(plan.forced, specs)
-    return tool_format(plan.tool or PASSTHROUGH).parser(specs)
+    declared = tool_format(plan.tool or PASSTHROUGH)
+    if plan.forced and declared.forced_parser is not None:
+        return declared.forced_parser(specs)
+    return declared.parser(specs)
 
 
 def _merged(events: list[ParserEvent]) -> list[ParserEvent]:

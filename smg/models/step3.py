@@ -22,15 +22,15 @@ from smg.models.structural import (
     any_text,
     const,
     either,
+    in_order,
     json_schema,
-    optional,
-    sequence,
     tag,
     tags,
     triggered,
+    with_definitions,
 )
 from smg.models.tagged import ATTRIBUTE_NAME, TaggedFormat, TaggedParser
-from smg.models.typed_values import ValueStyle, declared_types, write_value
+from smg.models.typed_values import ValueStyle, declared_types, string_members, write_value
 
 _SECTION, _SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"
@@ -80,23 +80,16 @@ def _value(schema: Any, root: dict[str, Any]) -> Tag:
     """A value of a declared parameter: free text for strings and for what is not declared, else JSON."""
     types = declared_types(schema, root)
     if types and "string" not in types:
-        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
-        return json_schema({**definitions, **schema} if isinstance(schema, dict) else schema)
-    members = schema.get("enum") if isinstance(schema, dict) else None
-    if isinstance(members, list) and members and all(isinstance(each, str) for each in members):
-        return either([const(each) for each in members])
-    return any_text("</steptml:", _CALL_END, _SECTION_END)
+        return json_schema(with_definitions(schema, root))
+    members = sorted(string_members(schema, root)) if types == {"string"} else ()
+    return either([const(each) for each in members]) if members else any_text("</steptml:", _CALL_END, _SECTION_END)
 
 
 def _parameters(schema: dict[str, Any]) -> Tag:
-    properties = schema.get("properties")
-    required = schema.get("required")
-    items: list[Tag] = []
-    for key, each in properties.items() if isinstance(properties, dict) else ():
-        item = tag(f'<steptml:parameter name="{key}">', _value(each, schema), _PARAMETER_CLOSE)
-        needed = isinstance(required, list) and key in required
-        items.append(item if needed else optional(item))
-    return sequence(*items) if items else const("")
+    def parameter(key: str, each: Any) -> Tag:
+        return tag(f'<steptml:parameter name="{key}">', _value(each, schema), _PARAMETER_CLOSE)
+
+    return in_order(schema, parameter)
 
 
 def _structural_tag(request: TagRequest) -> dict[str, Any]:

@@ -5,7 +5,7 @@ The values are plain dictionaries in the form xgrammar reads (``{"format": {"typ
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from smg.models.family import TagRequest
@@ -59,9 +59,42 @@ def triggered(triggers: Sequence[str], each: Sequence[Tag]) -> Tag:
     return {"type": "triggered_tags", "triggers": list(triggers), "tags": list(each), "at_least_one": True}
 
 
+def in_order(parameters: Mapping[str, Any], item: Callable[[str, Any], Tag]) -> Tag:
+    """The properties of a schema in declared order, each written as ``item(name, schema)``; others than the required
+    ones may be left out."""
+    properties = parameters.get("properties")
+    required = parameters.get("required")
+    items = [
+        item(key, each) if isinstance(required, list) and key in required else optional(item(key, each))
+        for key, each in (properties.items() if isinstance(properties, dict) else ())
+    ]
+    return sequence(*items) if items else const("")
+
+
+def with_definitions(schema: Any, root: Mapping[str, Any]) -> Any:
+    """``schema`` as a root of its own: with the definitions of ``root`` that its references point to."""
+    definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    return {**definitions, **schema} if isinstance(schema, dict) else schema
+
+
 def after_thought(calls: Tag, request: TagRequest, close: str, *excludes: str) -> Tag:
     """The complete structural tag for ``calls``. When the prompt ends inside an open thought the model first has to end
     it with ``close``; ``excludes`` keeps the markers of calls (and of thoughts) out of it."""
     if not request.thinking:
         return {"format": calls}
     return {"format": sequence(tag("", any_text(*excludes), close), calls)}
+
+
+def beginnings(form: Tag) -> tuple[str, ...]:
+    """The texts that an answer in this format begins with; none where it may begin with anything."""
+    kind = form["type"]
+    if kind == "const_string":
+        return (form["value"],)
+    if kind == "triggered_tags":
+        return tuple(form["triggers"])
+    if kind == "tag":
+        return (form["begin"],) if form["begin"] else beginnings(form["content"])
+    if kind == "sequence":
+        return beginnings(form["elements"][0])
+    inner = form["tags"] if kind == "tags_with_separator" else form.get("elements", ())
+    return tuple(text for each in inner for text in beginnings({"type": "tag", **each}))

@@ -75,7 +75,7 @@ def test_structural_tags_by_default(parser: str) -> None:
     assert made is not None
     tagged = made.constraint.kind == "structural_tag"
     assert tagged == (parser in TAGGED)
-    assert made.forced == ("" if tagged else "array")
+    assert made.forced == ("tag" if tagged else "array")
     named = tool_constraint(TOOLS, NAMED, flagged(parser))
     assert named is not None
     if tagged:
@@ -84,14 +84,14 @@ def test_structural_tags_by_default(parser: str) -> None:
 
 @pytest.mark.parametrize("parser", TOOL_PARSERS)
 def test_native_tags(parser: str) -> None:
-    """Every format that can be written as a structural tag is; Python literals cannot."""
+    """Every format can be written as a structural tag; plain text is none."""
     selection = select_parsers("acme", ParserNames(tool=parser))
     made = tool_constraint(TOOLS, REQUIRED, selection, native=True)
     assert made is not None
-    if parser in ("passthrough", "pythonic"):
+    if parser == "passthrough":
         assert (made.constraint.kind, made.forced) == ("json_schema", "array")
         return
-    assert (made.constraint.kind, made.forced) == ("structural_tag", "")
+    assert (made.constraint.kind, made.forced) == ("structural_tag", "tag")
     assert set(json.loads(made.constraint.value)) == {"format"}
 
 
@@ -107,6 +107,24 @@ def test_a_grammar_that_begins_with_the_thought() -> None:
     assert tool_constraint(TOOLS, REQUIRED, flagged("kimik2"), thinking=True) == tool_constraint(
         TOOLS, REQUIRED, flagged("kimik2")
     )
+
+
+@pytest.mark.parametrize(
+    ("parser", "leads"),
+    [
+        ("mistral", ("[TOOL_CALLS]",)),
+        ("deepseek_v41", ("\n\n<｜DSML｜ calls>\n",)),
+        ("kimik2", ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")),
+        ("qwen", ("<tool_call>",)),
+        ("json", ("[",)),
+        ("llama", ("<|python_tag|>",)),
+        ("passthrough", ("[{",)),
+    ],
+)
+def test_how_a_forced_answer_begins(parser: str, leads: tuple[str, ...]) -> None:
+    made = tool_constraint(TOOLS, REQUIRED, flagged(parser), native=True)
+    assert made is not None
+    assert made.leads == leads
 
 
 def test_a_native_call_comes_behind_the_thought() -> None:

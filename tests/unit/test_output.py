@@ -31,6 +31,7 @@ TOOLS = [
 ]
 NAMED = {"type": "function", "function": {"name": "find"}}
 CALL = '<tool_call>\n{"name": "find", "arguments": {"q": "moss"}}\n</tool_call>'
+ARRAY = ("[{",)
 
 
 def plan(**changes: Any) -> ParserPlan:
@@ -99,20 +100,32 @@ def test_forced_answers(size: int) -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_a_constrained_answer_without_its_thought(size: int) -> None:
-    """An engine that applies the schema from the first token on leaves no room for the thought."""
-    for forced, output in (
-        ("array", '\n[ {"name": "find", "parameters": {"q": "a"}}]'),
-        ("function:find", '{ "q": "a"}'),
+    """An engine that applies the grammar from the first token on leaves no room for the thought."""
+    for forced, leads, output in (
+        ("array", ARRAY, '\n[ {"name": "find", "parameters": {"q": "a"}}]'),
+        ("function:find", ('{"', "{}"), '{ "q": "a"}'),
+        ("tag", ("[", "<tool_call>"), CALL.replace("moss", "a")),
     ):
-        given = plan(forced=forced, reasoning="qwen3", armed=True)
+        given = plan(forced=forced, leads=leads, tool="qwen", reasoning="qwen3", armed=True)
         events = run(given, *[output[at : at + size] for at in range(0, len(output), size)])
         assert calls(events) == [("find", {"q": "a"})]
         assert text(events, ReasoningDelta) == ""
 
 
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_a_forced_call_of_kimi_k2_may_lack_its_section(size: int) -> None:
+    call = '<|tool_call_begin|>functions.find:0<|tool_call_argument_begin|>{"q": "a"}<|tool_call_end|>'
+    for output in (call, "\n" + call, f"<|tool_calls_section_begin|>{call}<|tool_calls_section_end|>"):
+        pieces = [output[at : at + size] for at in range(0, len(output), size)]
+        events = run(plan(forced="tag", tool="kimik2"), *pieces)
+        assert (calls(events), text(events).strip()) == ([("find", {"q": "a"})], "")
+    assert text(run(plan(forced="tag", tool="kimik2"), "<|tool", "_")) == "<|tool_"
+    assert text(run(plan(tool="kimik2"), call)) == call
+
+
 def test_a_thought_that_begins_like_json() -> None:
     for output in ("[the user wants", "{maybe", "[", " ", " " * 400):
-        events = run(plan(forced="array", reasoning="qwen3", armed=True), *output)
+        events = run(plan(forced="array", leads=ARRAY, reasoning="qwen3", armed=True), *output)
         assert (text(events, ReasoningDelta), text(events)) == (output, "")
 
 
@@ -138,7 +151,7 @@ def test_token_counts() -> None:
         expected = "|x"
         assert count("</", "think>", "x", at_once=at_once) == 0
         expected = "[x|"
-        assert count("[", "x", at_once=at_once, forced="array") == 2
+        assert count("[", "x", at_once=at_once, forced="array", leads=ARRAY) == 2
 
 
 def test_pieces_and_text_agree() -> None:
