@@ -192,6 +192,7 @@ FAMILY = Family(
             name="cohere",
             parser=_parser,
             stems=("command-r", "command-r-plus", "command-a", "c4ai-command", "cohere", "cohereforai"),
+            openers=(_ACTION,),
             special_tokens=frozenset({_ACTION, _ACTION_END, *_DROPPED}),
             structural_tag=_structural_tag,
             encode=_encode,

@@ -31,6 +31,7 @@ FAMILY = Family(
             name="deepseek32",
             parser=_parser,
             stems=("deepseek-v3.2", "deepseek-ai/deepseek-v3.2"),
+            openers=_FORMAT.openers,
             special_tokens=frozenset({BAR}),
             structural_tag=_structural_tag,
             encode=_encode,

@@ -31,6 +31,7 @@ FAMILY = Family(
             name="deepseek_v4",
             parser=_parser,
             stems=("deepseek-v4", "deepseek-ai/deepseek-v4"),
+            openers=_FORMAT.openers,
             special_tokens=frozenset({BAR}),
             structural_tag=_structural_tag,
             encode=_encode,

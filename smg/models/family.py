@@ -82,9 +82,10 @@ class ToolFormat:
     """A tool-call format under its registered name.
 
     ``stems`` are lower-case substrings of model names; the longest that matches over all formats wins. ``parser``
-    makes a fresh machine for one choice; it gets the declared tools (may be empty). ``special_tokens`` are the
-    markers of the format that are control tokens in its vocabularies. ``structural_tag`` builds the constraint in the
-    format itself, as an xgrammar structural-tag object. ``tag_by_default``: a forced call uses that tag when the
+    makes a fresh machine for one choice; it gets the declared tools (may be empty). ``openers`` are the markers at
+    which calls begin: a thought that is not closed before the output ends is over at such a call. ``special_tokens``
+    are the markers of the format that are control tokens in its vocabularies. ``structural_tag`` builds the constraint
+    in the format itself, as an xgrammar structural-tag object. ``tag_by_default``: a forced call uses that tag when the
     parser was set by flag or override; other formats are forced with a JSON schema unless ``--tool-constraint
     native`` is given. ``forced_parser`` reads what the tag forces where the tag allows more than the format.
     ``encode`` writes calls the way the model would (text before the calls, the calls).
@@ -93,6 +94,7 @@ class ToolFormat:
     name: str
     parser: Callable[[Sequence[ToolSpec]], OutputParser]
     stems: tuple[str, ...] = ()
+    openers: tuple[str, ...] = ()
     special_tokens: frozenset[str] = frozenset()
     structural_tag: Callable[[TagRequest], dict[str, Any]] | None = None
     tag_by_default: bool = False

@@ -298,6 +298,7 @@ FAMILY = Family(
             name="llama",
             parser=_llama,
             stems=("llama-3.2", "meta-llama-3.2"),
+            openers=(_TAG,),
             special_tokens=frozenset({_TAG}),
             structural_tag=_tag_llama,
             encode=_encode_llama,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smg.models.family import Family, OutputParser, ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
-from smg.models.minimax_elements import NAMESPACE, ElementParser, write_calls
+from smg.models.minimax_elements import BLOCK, NAMESPACE, ElementParser, write_calls
 from smg.models.minimax_tag import element_tag
 from smg.models.reasoning_blocks import minimax_m3_parser
 from smg.models.structural import after_thought, json_schema, tag, tags, triggered
@@ -81,6 +81,7 @@ FAMILY = Family(
             name="minimax_m2",
             parser=_parser_m2,
             stems=("minimax",),
+            openers=(_OPEN,),
             special_tokens=frozenset({_OPEN, _CLOSE}),
             structural_tag=_structural_tag_m2,
             encode=_encode_m2,
@@ -89,6 +90,7 @@ FAMILY = Family(
             name="minimax_m3",
             parser=_parser_m3,
             stems=("minimax-m3", "minimaxai/minimax-m3", "mm-m3"),
+            openers=(BLOCK,),
             special_tokens=frozenset({NAMESPACE}),
             structural_tag=element_tag,
             encode=write_calls,

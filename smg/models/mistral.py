@@ -199,6 +199,7 @@ FAMILY = Family(
             name="mistral",
             parser=_parser,
             stems=("mistral-", "mixtral-"),
+            openers=(_MARKER,),
             special_tokens=frozenset({_MARKER, _ARGS, _CALL_ID}),
             structural_tag=_structural_tag,
             tag_by_default=True,

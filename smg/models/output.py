@@ -1,12 +1,14 @@
 """The parser of one choice, as the plan of its request describes it: reasoning first, tool calls in what is left.
 
-Only content reaches the tool parser, so a call that is written inside a thought stays in the reasoning.
+Only content reaches the tool parser, so a call that is written inside a thought stays in the reasoning, unless the
+thought is never closed (``open_thought``).
 """
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -23,8 +25,10 @@ from smg.messages import (
 from smg.models.family import OutputParser, ReasoningParser, ToolSpec
 from smg.models.forced import forced_parser
 from smg.models.machine import parse_whole
+from smg.models.open_thought import OpenThought
 from smg.models.reasoning import reasoning_parser
 from smg.models.registry import PASSTHROUGH, reasoning_format, tool_format
+from smg.models.scan import Markers
 
 _TOOL_EVENTS = (ToolCallStart, ToolCallArguments, ToolCallEnd)
 
@@ -103,6 +107,8 @@ class ResponseParser:
         "_pending_text",
         "_plan",
         "_reasoning",
+        "_sieve",
+        "_thought_tokens",
         "_tool",
         "_whole",
         "reasoning_tokens",
@@ -115,6 +121,8 @@ class ResponseParser:
         self._reasoning: ReasoningParser | None = None
         self._lead: _ConstrainedLead | None = None
         self._tool = _tool_parser(plan)
+        self._sieve: OpenThought | None = None
+        self._thought_tokens = -1  # reasoning tokens in front of a call that began inside the thought
         self._first_only = not plan.parallel
         self._pending = 0
         self._pending_text = ""
@@ -124,6 +132,10 @@ class ResponseParser:
             self._reasoning = reasoning_parser(reasoning_format(plan.reasoning), armed=plan.armed)
             if plan.leads and self._reasoning.in_reasoning:
                 self._lead = _ConstrainedLead(plan.leads)
+            openers = _openers(plan)
+            trial = _tool_parser(plan) if openers is not None else None
+            if openers is not None and trial is not None:
+                self._sieve = OpenThought(openers, trial)
 
     @property
     def in_reasoning(self) -> bool:
@@ -140,6 +152,8 @@ class ResponseParser:
         if self._reasoning is None:
             return self._answer(text)
         events = self._reasoning.feed(text)
+        if self._sieve is not None:
+            events = self._sieve.sift(events)
         return events if self._tool is None else self._chain(events)
 
     def feed_pieces(self, pieces: Sequence[str]) -> list[ParserEvent]:
@@ -163,7 +177,9 @@ class ResponseParser:
         if not text:
             self._pending += len(pieces)
             return []
-        events = reasoning.whole(text)
+        sieve, counted = self._sieve, self.reasoning_tokens
+        alone = len(pieces) == 1 or sieve is None or not sieve.concerns(text)
+        events = reasoning.whole(text) if alone else None
         if events is not None:
             empty = 0
             while not pieces[-1 - empty]:
@@ -171,12 +187,21 @@ class ResponseParser:
             if events and type(events[0]) is ReasoningDelta:
                 self.reasoning_tokens += self._pending + len(pieces) - empty
             self._pending = empty
-            return events
+            return events if sieve is None else self._sifted(sieve, events, counted)
         if len(pieces) > 1:
             half = len(pieces) // 2
             return self._feed_counting(reasoning, pieces[:half]) + self._feed_counting(reasoning, pieces[half:])
         events = reasoning.feed(text)
         self._count(text, events, reasoning.holding)
+        return events if sieve is None else self._sifted(sieve, events, counted)
+
+    def _sifted(self, sieve: OpenThought, events: list[ParserEvent], counted: int) -> list[ParserEvent]:
+        """What the sieve lets through; ``counted``: the reasoning tokens in front of ``events``."""
+        events = sieve.sift(events)
+        if not sieve.holding:
+            self._thought_tokens = -1
+        elif self._thought_tokens < 0:
+            self._thought_tokens = counted
         return events
 
     def finish(self) -> list[ParserEvent]:
@@ -189,7 +214,15 @@ class ResponseParser:
             tail = self._reasoning.finish()
             if tail and type(tail[0]) is ReasoningDelta:
                 self.reasoning_tokens += self._pending
+            if self._sieve is not None:
+                tail = self._sieve.sift(tail)
             events += tail if self._tool is None else self._chain(tail)
+        if self._sieve is not None:
+            thought, answer = self._sieve.finish()
+            events += thought
+            if answer:
+                self.reasoning_tokens = max(0, self._thought_tokens)
+                events += self._answer(answer)
         if self._tool is not None:
             if self._whole is not None:
                 events += self._calls(parse_whole(self._tool, "".join(self._whole)))
@@ -257,6 +290,19 @@ def _tool_parser(plan: ParserPlan) -> OutputParser | None:
     if plan.forced and declared.forced_parser is not None:
         return declared.forced_parser(specs)
     return declared.parser(specs)
+
+
+@lru_cache(maxsize=256)
+def _marker_set(openers: tuple[str, ...]) -> Markers:
+    return Markers(openers)
+
+
+def _openers(plan: ParserPlan) -> Markers | None:
+    """The markers of calls in the format that the answer is read with."""
+    if plan.tool is None or plan.forced not in ("", "tag"):
+        return None
+    openers = tool_format(plan.tool).openers
+    return _marker_set(openers) if openers else None
 
 
 def _merged(events: list[ParserEvent]) -> list[ParserEvent]:

@@ -178,6 +178,7 @@ FAMILY = Family(
             name="qwen",
             parser=_parser,
             stems=("qwen",),
+            openers=(_OPEN,),
             special_tokens=frozenset({_OPEN, _CLOSE}),
             structural_tag=_structural_tag,
             encode=_encode,

@@ -79,6 +79,7 @@ def tool_format(name: str, stems: tuple[str, ...] = ()) -> ToolFormat:
         name=name,
         parser=parser,
         stems=stems,
+        openers=(_OPEN,),
         special_tokens=frozenset({_OPEN, _CLOSE}),
         structural_tag=structural_tag,
         encode=encode,

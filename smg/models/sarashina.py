@@ -149,6 +149,7 @@ FAMILY = Family(
             name="sarashina",
             parser=_parser,
             stems=("sarashina",),
+            openers=(_MARKER,),
             special_tokens=frozenset({_MARKER}),
             structural_tag=_structural_tag,
             encode=_encode,

@@ -109,6 +109,7 @@ FAMILY = Family(
             name="step3",
             parser=_parser,
             stems=("step3", "step-3"),
+            openers=(_SECTION,),
             special_tokens=frozenset({_SECTION, _SECTION_END, _CALL, _CALL_END, _SEPARATOR}),
             structural_tag=_structural_tag,
             encode=_encode,

@@ -19,7 +19,9 @@ from smg.messages import (
     ToolCallEnd,
     ToolCallStart,
 )
+from smg.models.family import ToolCall
 from smg.models.output import ResponseParser, tool_call_id, tool_specs
+from smg.models.registry import TOOL_PARSERS, tool_format
 from smg.parse_tool import parse_command, parse_lines
 
 TOOLS = [
@@ -121,6 +123,56 @@ def test_a_forced_call_of_kimi_k2_may_lack_its_section(size: int) -> None:
         assert (calls(events), text(events).strip()) == ([("find", {"q": "a"})], "")
     assert text(run(plan(forced="tag", tool="kimik2"), "<|tool", "_")) == "<|tool_"
     assert text(run(plan(tool="kimik2"), call)) == call
+
+
+THOUGHT = "I could write <tool_call> here.\n"
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 1000])
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_call_in_a_thought(size: int, whole: bool) -> None:
+    def read(output: str) -> list[ParserEvent]:
+        parser = ResponseParser(plan(reasoning="qwen3", armed=True, tool="qwen"), whole=whole)
+        events = [event for at in range(0, len(output), size) for event in parser.feed(output[at : at + size])]
+        return events + parser.finish()
+
+    events = read(THOUGHT + CALL)
+    assert (text(events, ReasoningDelta), calls(events)) == (THOUGHT, [("find", {"q": "moss"})])
+    assert text(events).strip() == ""
+    for output in (THOUGHT, THOUGHT + CALL[:30], THOUGHT + "<tool_", THOUGHT + '<tool_call>{"x": 1}</tool_call>'):
+        events = read(output)
+        assert (text(events, ReasoningDelta), text(events), calls(events)) == (output, "", [])
+    events = read(f"{THOUGHT}{CALL} No.</think>{CALL}")
+    assert text(events, ReasoningDelta) == f"{THOUGHT}{CALL} No."
+    assert calls(events) == [("find", {"q": "moss"})]
+
+
+@pytest.mark.parametrize("name", [name for name in TOOL_PARSERS if tool_format(name).openers])
+def test_a_call_in_a_thought_in_every_format(name: str) -> None:
+    encode = tool_format(name).encode
+    assert encode is not None
+    output = "Hm, < [.\n" + encode("", [ToolCall("find", {"q": "moss"}), ToolCall("stop", {})])
+    for size in (1, 2, 3, 7, len(output)):
+        pieces = [output[at : at + size] for at in range(0, len(output), size)]
+        events = run(plan(reasoning="qwen3", armed=True, tool=name), *pieces)
+        assert (text(events, ReasoningDelta).rstrip(), text(events).strip()) == ("Hm, < [.", "")
+        assert calls(events) == [("find", {"q": "moss"}), ("stop", {})]
+
+
+def test_tokens_of_a_call_in_a_thought_are_no_reasoning() -> None:
+    for call in ([CALL], list(CALL)):
+        for thought in (["one", " two"], ["one", " <tool_call>", " two"]):
+            parser = ResponseParser(plan(reasoning="qwen3", armed=True, tool="qwen"))
+            for piece in (*thought, *call):
+                parser.feed_pieces([piece])
+            parser.finish()
+            assert parser.reasoning_tokens == len(thought)
+
+
+def test_reasoning_streams_past_a_mentioned_marker() -> None:
+    parser = ResponseParser(plan(reasoning="qwen3", armed=True, tool="qwen"))
+    assert text(parser.feed(THOUGHT), ReasoningDelta) == THOUGHT
+    assert text(parser.feed("More."), ReasoningDelta) == "More."
 
 
 def test_a_thought_that_begins_like_json() -> None:
