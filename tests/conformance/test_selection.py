@@ -114,11 +114,9 @@ def test_reasoning_detection(model: str, parser: str | None) -> None:
     assert detect_reasoning(model.upper()) == parser
 
 
-def test_the_registry_is_complete() -> None:
-    assert len(TOOL_PARSERS) == 24
-    assert len(REASONING_PARSERS) == 19
-    assert set(TOOL_PARSERS) == {parser for _, parser in TOOL_NAMES} | {"nemotron", "qwen_coder"}
-    assert set(REASONING_PARSERS) == {parser for _, parser in REASONING_NAMES if parser} | {"base", "passthrough"}
+def test_the_registry_has_the_documented_formats() -> None:
+    assert set(TOOL_PARSERS) >= {parser for _, parser in TOOL_NAMES} | {"nemotron", "qwen_coder"}
+    assert set(REASONING_PARSERS) >= {parser for _, parser in REASONING_NAMES if parser} | {"base", "passthrough"}
 
 
 def test_stems_and_patterns_are_lower_case() -> None:

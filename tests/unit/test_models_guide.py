@@ -55,3 +55,13 @@ def test_the_tag_names_the_tools(family: Family) -> None:
     (tool,) = family.tools
     assert tool.structural_tag is not None
     assert "<function=find>" in json.dumps(tool.structural_tag(TagRequest([ToolSpec("find")])))
+
+
+def test_the_cases_hold(family: Family) -> None:
+    (source,) = re.findall(r"```json\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    called, thought = json.loads(source)
+    events = family.tools[0].parser([ToolSpec("find")]).feed(called["text"])
+    assert [event.text for event in events if isinstance(event, ContentDelta)] == [called["expect"]["content"]]
+    assert [event.name for event in events if isinstance(event, ToolCallStart)] == ["find"]
+    events = reasoning_parser(family.reasoning[0], armed=True).feed(thought["text"])
+    assert [event.text for event in events if hasattr(event, "text")] == ["plan", "ok"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from smg.detok.choice import Choice
 from smg.engines.base import Constraint, Delta
 from smg.messages import ContentDelta, ParserEvent, ReasoningDelta, ToolCallArguments, ToolCallEnd, ToolCallStart
 from smg.models.grammar_check import GrammarChecker
-from smg.models.registry import TOOL_PARSERS, ParserNames, tool_format
+from smg.models.registry import REASONING_PARSERS, TOOL_PARSERS, ParserNames, tool_format
 from smg.simengine.grammar import GrammarGenerator
 from smg.simengine.vocabulary import SHIPPED_MODEL, Vocabulary
 from smg.vocab.decode import DecodeTable
@@ -63,14 +63,8 @@ TOOLS = [
     {"type": "function", "function": {"name": name, **({"parameters": schema} if schema else {})}}
     for name, schema in SCHEMAS.items()
 ]
-# The reasoning format of the same models; any other is read with plain tags.
-REASONING = {
-    "deepseek_v41": "deepseek_v41",
-    "inkling": "inkling",
-    "kimik2": "kimi_thinking",
-    "kimi_k3": "kimi_k3",
-    "minimax_m3": "minimax_m3",
-}
+# The reasoning format of the same models, where it has a name of its own; any other is read with plain tags.
+REASONING = {name: name for name in TOOL_PARSERS if name in REASONING_PARSERS} | {"kimik2": "kimi_thinking"}
 NAMED = {"type": "function", "function": {"name": "book_room"}}
 ALLOWED = {
     "type": "allowed_tools",
@@ -196,14 +190,17 @@ def test_ebnf() -> None:
         assert set(answer.split(",")) <= {"yes", "no", "¿?"}
 
 
+@pytest.fixture(scope="module")
+def checker() -> Iterator[GrammarChecker]:
+    shared = GrammarChecker()
+    yield shared
+    shared.close()
+
+
 @pytest.mark.parametrize("parser", TOOL_PARSERS)
-def test_every_family_has_a_native_constraint(parser: str) -> None:
+def test_every_family_has_a_native_constraint(parser: str, checker: GrammarChecker) -> None:
     if parser != "passthrough":
         assert tool_format(parser).structural_tag is not None
-    checker = GrammarChecker()
-    try:
-        for choice in ("required", NAMED, ALLOWED):
-            gateway = Gateway(flags=Flags(ParserNames(parser), native_constraints=True))
-            assert checker.check(planned(gateway, tools=TOOLS, tool_choice=choice)[1]) is None
-    finally:
-        checker.close()
+    for choice in ("required", NAMED, ALLOWED):
+        gateway = Gateway(flags=Flags(ParserNames(parser), native_constraints=True))
+        assert checker.check(planned(gateway, tools=TOOLS, tool_choice=choice)[1]) is None
