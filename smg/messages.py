@@ -448,7 +448,8 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     one ready-made request per kind); ``context_length`` and ``vocab_size`` 0 = unknown. ``tool_parser`` and
     ``reasoning_parser`` are per-model overrides ("" = none). ``default_sampling`` is the worker's generation config.
     ``class_labels`` names the classes of a classifier by their index. ``prefix_routed``: which worker has seen a
-    prompt's prefix may decide where it goes, so plans carry block hashes.
+    prompt's prefix may decide where it goes, so plans carry block hashes. ``decoding_start`` is what all its workers
+    say about the place from which they apply grammars: "first_token", "after_reasoning" or "" (they don't agree).
     """
 
     id: str
@@ -467,6 +468,7 @@ class ModelInfo(msgspec.Struct, array_like=True, frozen=True, gc=False):
     supports_embedding: bool = False
     class_labels: dict[str, str] = {}
     prefix_routed: bool = True
+    decoding_start: str = ""
 
 
 class TokenizerSource(msgspec.Struct, array_like=True, frozen=True, gc=False):

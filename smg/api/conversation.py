@@ -200,6 +200,7 @@ def _read(
         native=context.flags.native_constraints,
         thinking=start.armed,
         parallel=conversation.parallel,
+        decoding_start=info.decoding_start,
     )
     forced = forced_mode(tool, conversation.output, info.kinds)
     parse_tools = bool(conversation.tools) and choice.mode != "none" and choice.names != () and forced is not None

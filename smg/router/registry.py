@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,7 @@ class Registry:
             ready_workers=sum(worker.status == READY for worker in known),
             supports_embedding=any(worker.supports_embedding for worker in known),
             prefix_routed=len(known) > 1,
+            decoding_start=_decoding_start(known),
             class_labels=class_labels(card.extra.get("id2label") or first.labels.get("id2label_json")),
         )
 
@@ -196,6 +197,12 @@ def _is_known(worker: Worker) -> bool:
 
 def _known(workers: Iterable[Worker]) -> bool:
     return any(map(_is_known, workers))
+
+
+def _decoding_start(workers: Sequence[Worker]) -> str:
+    """The label ``constrained_decoding_start`` if the workers agree on it."""
+    said = {worker.labels.get("constrained_decoding_start", "") for worker in workers}
+    return said.pop() if len(said) == 1 else ""
 
 
 def class_labels(value: Any) -> dict[str, str]:

@@ -279,7 +279,8 @@ SCHEMA = {
     "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
     "required": ["city"],
 }
-TAG_NAMES = [name for name in NAMES if tool_format(name).structural_tag is not None]
+# A forced pythonic call has JSON values, which its encoder does not write.
+TAG_NAMES = [name for name in NAMES if name != "pythonic"]
 
 
 @pytest.mark.parametrize("name", TAG_NAMES)

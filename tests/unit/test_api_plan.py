@@ -293,6 +293,19 @@ def test_forced_calls_are_constrained(choice: Any, forced: str, schema: str) -> 
     assert json.loads(constraint.value)["type"] == schema
 
 
+@pytest.mark.parametrize(("start", "closes"), [("", True), ("first_token", True), ("after_reasoning", False)])
+def test_a_forced_call_behind_an_open_thought(start: str, closes: bool) -> None:
+    gateway = Gateway(flags=parser_flags("glm47_moe", "glm45"), decoding_start=start)
+    body = chat(tools=[TOOL], tool_choice="required", chat_template_kwargs={"enable_thinking": True})
+    planned = gateway.plan(CHAT, body)
+    constraint = gateway.engine().constraint
+    assert constraint is not None
+    assert ("</think>" in constraint.value) == closes
+    assert gateway.engine().reasoning_on != closes
+    assert planned.parser.forced == "tag"
+    assert planned.parser.leads == (() if closes else ("<tool_call>",))
+
+
 def test_forced_call_and_format_meet() -> None:
     gateway = Gateway(kinds=("vllm", "sglang"))
     gateway.plan(CHAT, chat(tools=[TOOL], tool_choice="required", response_format={"type": "json_object"}))

@@ -116,6 +116,15 @@ def test_pending_and_draining_workers_serve_nothing(tmp_path: Path) -> None:
     assert known.table().workers_total == 1
 
 
+def test_where_grammars_start_is_said_when_all_workers_agree(tmp_path: Path) -> None:
+    known = registry(tmp_path)
+    label = {"constrained_decoding_start": "after_reasoning"}
+    add(known, {"url": "grpc://a:1", "models": [{"id": "m"}], "labels": label})
+    assert known.table().models[0].decoding_start == "after_reasoning"
+    add(known, {"url": "grpc://b:1", "models": [{"id": "m"}]})
+    assert known.table().models[0].decoding_start == ""
+
+
 def test_cards_win_over_labels_and_disagreement_takes_the_smallest(tmp_path: Path) -> None:
     known = registry(tmp_path)
     add(
