@@ -9,10 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from smg.engines.base import BuildError, Constraint
-from smg.models.family import ReasoningFormat, TagRequest, ToolFormat, ToolSpec
+from smg.messages import ToolCallStart
+from smg.models.family import ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
+from smg.models.machine import parse_whole
 from smg.models.output import tool_specs
 from smg.models.prompt import PromptError
 from smg.models.registry import Selection
@@ -73,7 +76,8 @@ def tool_constraint(
     """The constraint of a forced call; None when nothing is forced.
 
     A structural tag, in the model's own format, when the parser was set by flag or override and its format asks for
-    it, or with ``native`` for every format that has one; otherwise a JSON schema. ``thinking``: the prompt ends
+    it, or with ``native`` for every format that has one; otherwise, and for names that the format cannot carry, a
+    JSON schema. ``thinking``: the prompt ends
     inside an open thought. ``decoding_start``: the worker label ``constrained_decoding_start``; "after_reasoning"
     means that the engine applies grammars behind the thought by itself.
 
@@ -84,7 +88,8 @@ def tool_constraint(
         return None
     declared = selection.tool
     named = tuple(spec for spec in specs if spec.name)
-    if declared.structural_tag is not None and named and (native or (selection.tool_set and declared.tag_by_default)):
+    wanted = native or (selection.tool_set and declared.tag_by_default)
+    if declared.structural_tag is not None and wanted and named and all(_writable(declared, s.name) for s in named):
         plain = declared.structural_tag(TagRequest(named, parallel, thinking=False, native=native))
         tag = plain
         if thinking and decoding_start != "after_reasoning":
@@ -99,6 +104,16 @@ def tool_constraint(
     else:
         schema, forced, leads = calls_schema(specs), "array", ("[{",)
     return ToolConstraint(Constraint("json_schema", _compact(schema), "tool"), forced, leads)
+
+
+@lru_cache(maxsize=4096)
+def _writable(declared: ToolFormat, name: str) -> bool:
+    """Whether a call of the function ``name`` can be written in the format and read back."""
+    if declared.encode is None:
+        return True
+    written = declared.encode("", [ToolCall(name, {})])
+    events = parse_whole(declared.parser([ToolSpec(name)]), written)
+    return name.isprintable() and [event.name for event in events if isinstance(event, ToolCallStart)] == [name]
 
 
 def _thinking_tag(

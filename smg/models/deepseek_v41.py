@@ -26,7 +26,7 @@ from smg.models.structural import (
     with_definitions,
 )
 from smg.models.tagged import TaggedParser
-from smg.models.typed_values import declared_types, string_members
+from smg.models.typed_values import any_text_fits, declared_types, only_listed
 
 _FORMAT = dialect("calls", space=" ", blank_before=BREAK, bare_calls=True, comma=", ", colon=": ")
 _OPEN = _FORMAT.openers[0]
@@ -52,13 +52,12 @@ def _any_parameters() -> Tag:
 
 def _declared_parameters(schema: dict[str, Any]) -> Tag:
     def parameter(key: str, each: Any) -> Tag:
-        types = declared_types(each, schema)
-        members = sorted(string_members(each, schema)) if types == {"string"} else ()
-        text = either([const(member) for member in members]) if members else _TEXT
-        forms = [sequence(const('true">'), text)] if not types or "string" in types else []
-        if types != {"string"}:
-            other = json_schema(with_definitions(each, schema))
-            forms.append(sequence(const('false">'), other))
+        forms = [sequence(const('false">'), json_schema(with_definitions(each, schema)))]
+        if members := only_listed(each, schema):
+            forms = [sequence(const('true">'), either([const(member) for member in members]))]
+        elif any_text_fits(each, schema):
+            only_text = declared_types(each, schema) == {"string"}
+            forms = [sequence(const('true">'), _TEXT), *(() if only_text else forms)]
         content = sequence(const('" string="'), either(forms))
         return tag(f'{_FORMAT.parameter} name="{key}', content, _FORMAT.parameter_close + "\n")
 

@@ -15,13 +15,15 @@ from smg.models.structural import (
     either,
     json_schema,
     optional,
+    plus,
     sequence,
     star,
     tag,
     tags,
     triggered,
+    with_definitions,
 )
-from smg.models.typed_values import declared_types, dump, resolve
+from smg.models.typed_values import any_text_fits, declared_types, dump, resolve
 
 _MAX_DEPTH = 8
 _TEXT = any_text(NAMESPACE)
@@ -45,13 +47,13 @@ def _members(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
     return sequence(*items) if items else const("")
 
 
-def _scalar(target: Mapping[str, Any], types: frozenset[str]) -> Tag:
+def _scalar(target: Mapping[str, Any], types: frozenset[str], root: Mapping[str, Any]) -> Tag:
     members = target.get("enum")
     if isinstance(members, list) and members:
         return either([const(each if isinstance(each, str) else dump(each)) for each in members])
     if types == {"boolean"}:
         return _BOOLEAN
-    return json_schema(dict(target)) if types <= {"integer", "number"} and types else _TEXT
+    return _TEXT if any_text_fits(target, root) else json_schema(with_definitions(target, root))
 
 
 def _value(schema: Any, root: Mapping[str, Any], depth: int) -> Tag:
@@ -60,12 +62,13 @@ def _value(schema: Any, root: Mapping[str, Any], depth: int) -> Tag:
         return any_text(INVOKE_END, BLOCK_END)
     types = declared_types(target, root)
     if types == {"array"}:
-        return star(_element("item", _value(target.get("items"), root, depth + 1)))
+        items = _element("item", _value(target.get("items"), root, depth + 1))
+        return plus(items) if target.get("minItems") else star(items)
     if types == {"object"} and isinstance(target.get("properties"), dict):
         return _members(target, root, depth)
     if types & {"array", "object"} or not types:
         return any_text(INVOKE_END, BLOCK_END)
-    return _scalar(target, types)
+    return _scalar(target, types, root)
 
 
 def element_tag(request: TagRequest) -> dict[str, Any]:

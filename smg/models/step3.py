@@ -30,7 +30,7 @@ from smg.models.structural import (
     with_definitions,
 )
 from smg.models.tagged import ATTRIBUTE_NAME, TaggedFormat, TaggedParser
-from smg.models.typed_values import ValueStyle, declared_types, string_members, write_value
+from smg.models.typed_values import ValueStyle, any_text_fits, only_listed, write_value
 
 _SECTION, _SECTION_END = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
 _CALL, _CALL_END, _SEPARATOR = "<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>"
@@ -77,12 +77,12 @@ def _encode(text: str, calls: Sequence[ToolCall]) -> str:
 
 
 def _value(schema: Any, root: dict[str, Any]) -> Tag:
-    """A value of a declared parameter: free text for strings and for what is not declared, else JSON."""
-    types = declared_types(schema, root)
-    if types and "string" not in types:
-        return json_schema(with_definitions(schema, root))
-    members = sorted(string_members(schema, root)) if types == {"string"} else ()
-    return either([const(each) for each in members]) if members else any_text("</steptml:", _CALL_END, _SECTION_END)
+    """A value of a declared parameter: text where the schema leaves it free or lists it, else JSON."""
+    if any_text_fits(schema, root):
+        return any_text("</steptml:", _CALL_END, _SECTION_END)
+    if members := only_listed(schema, root):
+        return either([const(each) for each in members])
+    return json_schema(with_definitions(schema, root))
 
 
 def _parameters(schema: dict[str, Any]) -> Tag:

@@ -34,6 +34,11 @@ def star(content: Tag) -> Tag:
     return {"type": "star", "content": content}
 
 
+def plus(content: Tag) -> Tag:
+    """Any number of repetitions, at least one."""
+    return {"type": "plus", "content": content}
+
+
 def any_text(*excludes: str) -> Tag:
     return {"type": "any_text", "excludes": list(excludes)}
 

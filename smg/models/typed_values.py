@@ -145,6 +145,27 @@ def string_members(schema: object, root: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(found)
 
 
+_LOOSE = {
+    *("type", "anyOf", "oneOf", "allOf", "$ref", "title", "description", "default", "examples", "deprecated"),
+    *("readOnly", "writeOnly", "$comment"),
+}
+"""Keywords that say nothing about the text of a string."""
+
+
+def any_text_fits(schema: object, root: Mapping[str, Any]) -> bool:
+    """Whether every text, read as a parameter, is a value of ``schema``."""
+    types = declared_types(schema, root)
+    return (not types or "string" in types) and all(_LOOSE.issuperset(node) for node in _nodes(schema, root))
+
+
+def only_listed(schema: object, root: Mapping[str, Any]) -> Sequence[str]:
+    """The strings that ``schema`` lists when it allows nothing else, sorted; else none."""
+    if declared_types(schema, root) != {"string"}:
+        return ()
+    plain = all({*_LOOSE, "enum", "const"}.issuperset(node) for node in _nodes(schema, root))
+    return sorted(string_members(schema, root)) if plain else ()
+
+
 def _nodes(schema: object, root: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """``schema`` and the nodes that say what types it allows."""
     seen: set[int] = set()

@@ -146,6 +146,26 @@ def test_tools_without_a_name_have_no_tag() -> None:
     assert made.forced == "array"
 
 
+@pytest.mark.parametrize(
+    ("parser", "name", "tagged"),
+    [
+        ("glm47_moe", "get wind", False),
+        ("glm47_moe", "get-wind.v2", True),
+        ("kimik2", "a:b", False),
+        ("deepseek_v41", 'a"b', False),
+        ("kimi_k3", 'a"b', True),
+        ("mistral", "get wind", True),
+        ("mistral", "get\nwind", False),
+        ("pythonic", "f(x)", False),
+    ],
+)
+def test_a_name_that_the_format_cannot_carry_has_no_tag(parser: str, name: str, tagged: bool) -> None:
+    made = tool_constraint([{"type": "function", "function": {"name": name}}], REQUIRED, flagged(parser), native=True)
+    assert made is not None
+    assert (made.constraint.kind == "structural_tag") == tagged
+    assert made.forced == ("tag" if tagged else "array")
+
+
 def tool_with(name: str, definition: Any) -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": definition}}
     return {"type": "function", "function": {"name": name, "parameters": parameters}}

@@ -147,6 +147,30 @@ def test_forced_call(parser: str, choice: Any, names: set[str], native: bool, th
                 validate(value, SCHEMAS[name])
 
 
+STRICT = {
+    "type": "object",
+    "properties": {
+        "code": {"type": "string", "pattern": "^[a-z]{3}$"},
+        "either": {"oneOf": [{"type": "integer"}, {"type": "string", "enum": ["p", "q"]}]},
+        "word": {"const": "k"},
+        "rows": {"type": "array", "items": {"type": "integer"}, "minItems": 1},
+    },
+    "required": ["code", "either", "word", "rows"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("parser", ["deepseek_v41", "minimax_m3", "pythonic", "step3"])
+def test_a_tag_holds_strings_to_more_than_their_type(parser: str) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": STRICT}}]
+    made, constraint = planned(
+        Gateway(flags=Flags(ParserNames(parser), native_constraints=True)), tools=tools, tool_choice="required"
+    )
+    for seed in range(4):
+        for _, arguments in calls(read(made, generated(constraint, seed), 1)):
+            validate(json.loads(arguments), STRICT)
+
+
 PERSON = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "size": {"type": "number"}, "kind": {"enum": ["a", "b"]}},
