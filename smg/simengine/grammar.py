@@ -19,6 +19,7 @@ NARROW = 64
 # Chance per token to close what is open, and the length after which everything that can be closed is closed.
 CLOSING_STEP = 0.15
 SOFT_LIMIT = 256
+ARGUMENTS = b'"parameters":'  # in the list of calls that a JSON schema forces
 CLOSERS = (b"}", b"]", b"</")
 GOING_ON = frozenset(bytes((code,)) for code in b",0123456789+-.eE")
 PUNCTUATION = frozenset(bytes((code,)) for code in b"!#$%&'()*+,-./:;<=>?@[]^_`{|}~")
@@ -208,29 +209,36 @@ class _Walk:
         self._rng = rng
         self._markers = markers
         self._spelled_behind = spelled_behind
-        self._longest_begin = max(map(len, markers.begins), default=0)
+        self._kept = max(2 * len(ARGUMENTS), *map(len, markers.begins), 0)
         self._structural = markers != _Markers()
         self._ahead = b""  # rest of a marker that has been begun
         self._blank = False  # the last token was white space
-        self._tail = b""  # end of the output, as long as a begin marker may be
+        self._tail = b""  # end of the output, as long as what is looked for in it
         self._done = False  # a structure was opened: what remains is to finish it
         self._run = 0  # tokens since the last change between spelling and free choice
         self._spelling = False
         self._newline = texts.index(b"\n") if b"\n" in texts else None
+        short = {text: token for token, text in enumerate(texts) if 0 < len(text) < 3}
+        self._any_value = [
+            [short.get(space + text) for text in (b"{", b"[", b'"', b"z")]  # the last one is never a value
+            for space in (b"", b" ")
+        ]
 
     def choose(self, bits: Any, count: int) -> int | None:
         """A token whose bit is set; None to end the output. ``count``: tokens so far."""
         token = self._choose(bits, count)
         self._blank = token is not None and not self._texts[token].strip()
-        if token is not None and self._longest_begin and not self._done:
+        if token is not None:
             self._tail += self._texts[token]
-            self._done = any(begin in self._tail for begin in self._markers.begins)
-            self._tail = self._tail[-self._longest_begin :]
+            self._done = self._done or any(begin in self._tail for begin in self._markers.begins)
+            self._tail = self._tail[-self._kept :]
         return token
 
     def _choose(self, bits: Any, count: int) -> int | None:
         allowed = bits.nonzero()[0]
         token = self._follow(allowed) if self._ahead else None
+        if token is None:
+            token = self._arguments(bits)
         if token is not None:
             return token
         if self._spelling != (len(allowed) <= NARROW):
@@ -246,6 +254,17 @@ class _Walk:
         token = self._close(bits, allowed) if closing else None
         return self._word(bits, allowed) if token is None else token
 
+    def _arguments(self, bits: Any) -> int | None:
+        """The beginning of an object where any JSON value may come as the arguments of a call: no model would write
+        another."""
+        if not self._structural and not self._tail.rstrip().endswith(ARGUMENTS):
+            return None
+        for brace, bracket, quote, letter in self._any_value:
+            values = [token is not None and bool(bits[token]) for token in (brace, bracket, quote)]
+            if all(values) and (letter is None or not bits[letter]):
+                return brace
+        return None
+
     def _spell(self, allowed: list[int], closing: bool) -> int:
         """One of the texts that may come, in as few tokens as it takes; closing ones are preferred."""
         texts = self._texts
@@ -259,9 +278,6 @@ class _Walk:
         pool = closers if closers and (closing or self._rng.random() < 0.75) else allowed
         if closing and not self._blank:  # numbers and lists end as soon as they may, if only with a line end
             pool = [token for token in pool if texts[token][:1] not in GOING_ON] or pool
-        objects = [token for token in pool if texts[token][:1] == b"{"]
-        if self._structural and objects:  # the arguments of a call
-            pool = objects
         visible = [token for token in pool if texts[token].strip()] or pool
         first = texts[self._rng.choice(visible)]
         fitting = [token for token in visible if texts[token].startswith(first) or first.startswith(texts[token])]

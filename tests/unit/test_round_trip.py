@@ -143,6 +143,7 @@ def test_forced_call(parser: str, choice: Any, names: set[str], native: bool, th
         for name, arguments in found:
             assert name in names
             value = json.loads(arguments)
+            assert isinstance(value, dict)
             if by_schema:  # the default tag of deepseek_v41 constrains the markup only
                 validate(value, SCHEMAS[name])
 
