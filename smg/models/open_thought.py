@@ -31,13 +31,13 @@ class OpenThought:
         """Whether a call may have begun."""
         return bool(self._held)
 
-    def passes(self, events: list[ParserEvent]) -> bool:
-        """Whether no call may have begun, nor begins in ``events``."""
-        return not self._reading and not self._held and not any(map(self._concerns, events))
+    def concerns(self, text: str) -> bool:
+        """Whether a call may go on or begin in ``text``."""
+        return bool(self._held) or self._markers.may_start(text)
 
     def sift(self, events: list[ParserEvent]) -> list[ParserEvent]:
         """``events`` without what is held back now, and with what was held back and is reasoning after all."""
-        if self.passes(events):
+        if not self._reading and not self._held and not any(map(self._may_begin, events)):
             return events
         out: list[ParserEvent] = []
         for event in events:
@@ -60,7 +60,7 @@ class OpenThought:
                 return [], text
         return self._released(), ""
 
-    def _concerns(self, event: ParserEvent) -> bool:
+    def _may_begin(self, event: ParserEvent) -> bool:
         return type(event) is ReasoningDelta and self._markers.may_start(event.text)
 
     def _search(self, text: str, out: list[ParserEvent]) -> str:

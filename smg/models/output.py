@@ -177,28 +177,31 @@ class ResponseParser:
         if not text:
             self._pending += len(pieces)
             return []
-        sieve = self._sieve
-        events = reasoning.whole(text)
-        if events is not None and (sieve is None or sieve.passes(events)):
+        sieve, counted = self._sieve, self.reasoning_tokens
+        alone = len(pieces) == 1 or sieve is None or not sieve.concerns(text)
+        events = reasoning.whole(text) if alone else None
+        if events is not None:
             empty = 0
             while not pieces[-1 - empty]:
                 empty += 1
             if events and type(events[0]) is ReasoningDelta:
                 self.reasoning_tokens += self._pending + len(pieces) - empty
             self._pending = empty
-            return events
+            return events if sieve is None else self._sifted(sieve, events, counted)
         if len(pieces) > 1:
             half = len(pieces) // 2
             return self._feed_counting(reasoning, pieces[:half]) + self._feed_counting(reasoning, pieces[half:])
         events = reasoning.feed(text)
-        counted = self.reasoning_tokens
         self._count(text, events, reasoning.holding)
-        if sieve is not None:
-            events = sieve.sift(events)
-            if not sieve.holding:
-                self._thought_tokens = -1
-            elif self._thought_tokens < 0:
-                self._thought_tokens = counted
+        return events if sieve is None else self._sifted(sieve, events, counted)
+
+    def _sifted(self, sieve: OpenThought, events: list[ParserEvent], counted: int) -> list[ParserEvent]:
+        """What the sieve lets through; ``counted``: the reasoning tokens in front of ``events``."""
+        events = sieve.sift(events)
+        if not sieve.holding:
+            self._thought_tokens = -1
+        elif self._thought_tokens < 0:
+            self._thought_tokens = counted
         return events
 
     def finish(self) -> list[ParserEvent]:

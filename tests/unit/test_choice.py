@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from smg.detok.choice import Choice
+from smg.detok.render.factory import make_renderer
+from smg.detok.usage import Usage
 from smg.engines.base import Delta, TokenLogprobs
 from smg.messages import (
     ContentDelta,
@@ -116,3 +119,14 @@ def test_logprobs_of_a_character_that_spans_tokens_come_together() -> None:
     assert content(feed(choice, ids[-1:], 1, logprobs=True)) == "🦑"
     taken = choice.logprobs.take()
     assert b"".join(TABLE.token_bytes(entry.token_id) for entry in taken).decode() == "🦑"
+
+
+def test_numbers_in_the_arguments_of_a_messages_answer_keep_their_digits() -> None:
+    parser = ParserPlan(tool="qwen")
+    made = plan(parser=parser)
+    made = msgspec.structs.replace(made, response=msgspec.structs.replace(made.response, api="messages", stream=False))
+    choice = Choice(0, made, TABLE, keep_token_ids=False)
+    renderer = make_renderer(made, [choice], TABLE)
+    written = '<tool_call>{"name": "f", "arguments": {"n": 12345678901234567890123}}</tool_call>'
+    renderer.on_tokens(choice, [], feed(choice, ENCODER.encode(written), 3) + end(choice), None)
+    assert b'"input":{"n":12345678901234567890123}' in renderer.body(Usage())

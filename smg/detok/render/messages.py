@@ -237,7 +237,7 @@ class MessagesAnswer:
         for kind, name, parts in self._blocks:
             text = "".join(parts)
             if kind == _TOOL:
-                arguments = orjson.loads(text or "{}")
+                arguments = orjson.Fragment(text or "{}")  # as the model wrote it: numbers keep their digits
                 content.append(
                     {"type": "tool_use", "id": new_tool_id(), "name": name, "input": arguments,
                      "caller": {"type": "direct"}}
