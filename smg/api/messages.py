@@ -116,6 +116,7 @@ class MessagesRequest(CountTokensRequest, kw_only=True):
     mcp_servers: list[McpServer] | None = None
     container: str | dict[str, Any] | None = None
     context_management: Any = None
+    output_format: Any = None
     thread: Any = None
 
 
@@ -233,6 +234,8 @@ def validate(request: MessagesRequest) -> None:
     check_conversation(request.messages)
     if request.output_config is not None and request.output_config.format is not None:
         raise refused("unsupported_output_format", "output_config.format is not supported")
+    if request.output_format is not None:
+        raise refused("unsupported_output_format", "output_format is not supported")
 
 
 def validate_count(request: CountTokensRequest) -> None:

@@ -5,7 +5,7 @@ answer) are built on top: they add items and tools and send each generation on a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -18,7 +18,7 @@ from smg.api.chat import (
     TextFormat,
 )
 from smg.api.decode import BodyDecoder
-from smg.api.errors import invalid
+from smg.api.errors import ApiError, invalid
 from smg.api.fields import (
     I32,
     U32,
@@ -30,7 +30,13 @@ from smg.api.fields import (
     check_top_k,
     stop_strings,
 )
-from smg.api.responses_items import InputItem, MessageItem, check_items, parse_items
+from smg.api.responses_items import (
+    AdditionalToolsItem,
+    InputItem,
+    MessageItem,
+    check_items,
+    parse_items,
+)
 from smg.api.responses_tools import ChoiceObject, ResponsesTool, check_choice, check_tools, parse_choice
 from smg.engines.base import Sampling
 
@@ -226,10 +232,25 @@ def _check_ranges(request: ResponsesRequest) -> None:
     check_decimal("top_p", request.top_p, 0, 1, above=True)
 
 
+def add_tools(request: ResponsesRequest, given: Iterable[Any]) -> None:
+    """Make tools that came in ``additional_tools`` items tools of the request. Raises ``ApiError``."""
+    added = list(given)
+    if not added:
+        return
+    try:
+        tools = msgspec.convert(added, list[ResponsesTool])
+    except msgspec.ValidationError as error:
+        text = f"Invalid JSON data: input: additional_tools: {error}"
+        raise ApiError(400, "invalid_type", text, "input") from None
+    check_tools(tools)
+    request.tools = [*(request.tools or ()), *tools]
+
+
 def validate(request: ResponsesRequest) -> Parsed:
     """All rules that need nothing but the request. Raises ``ApiError``."""
     choice = parse_choice(request.tool_choice)
     items = _items_of(request)
+    add_tools(request, (tool for item in items if type(item) is AdditionalToolsItem for tool in item.tools))
     _check_conversation(request)
     check_items(items)
     _check_ranges(request)

@@ -126,6 +126,12 @@ class McpApprovalResponseItem(Item, kw_only=True, tag="mcp_approval_response"):
     reason: str | None = None
 
 
+class AdditionalToolsItem(Item, kw_only=True, tag="additional_tools"):
+    """Tools that the conversation brings along; they count as tools of the request."""
+
+    tools: list[Any]
+
+
 class WebSearchCallItem(Item, kw_only=True, tag="web_search_call"):
     action: Any = None
 
@@ -196,6 +202,7 @@ InputItem = (
     | McpListToolsItem
     | McpApprovalRequestItem
     | McpApprovalResponseItem
+    | AdditionalToolsItem
     | WebSearchCallItem
     | FileSearchCallItem
     | CodeInterpreterCallItem
@@ -215,6 +222,7 @@ _SILENT = (
     McpListToolsItem,
     McpApprovalRequestItem,
     McpApprovalResponseItem,
+    AdditionalToolsItem,
     WebSearchCallItem,
     FileSearchCallItem,
     CodeInterpreterCallItem,

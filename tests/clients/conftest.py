@@ -109,16 +109,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             )
         )  # fmt: skip
         address = f"http://127.0.0.1:{port}"
-        _until_served(address)
+        until_served(address, len(MODELS))
         yield address
 
 
-def _until_served(address: str) -> None:
+def until_served(address: str, workers: int) -> None:
+    """Until that many workers are ready."""
     limit = time.monotonic() + START_SECS
     while time.monotonic() < limit:
         try:
             with urllib.request.urlopen(f"{address}/readiness", timeout=5) as answer:
-                if json.load(answer)["healthy_workers"] == len(MODELS):
+                if json.load(answer)["healthy_workers"] == workers:
                     return
         except OSError:
             pass

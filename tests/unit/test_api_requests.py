@@ -114,6 +114,11 @@ NESTED_CHOICE = {
         (RESPONSES, response(input=[file_part(file_id="f")]), None),
         (RESPONSES, response(input=[file_part(file_data="data:,a")]), refusal("multimodal_not_supported")),
         (RESPONSES, response(input=[file_part(file_url="http://a/b")]), refusal("multimodal_not_supported")),
+        (
+            "/v1/messages",
+            message({"type": "text", "text": "a"}) | {"output_format": {"type": "json_schema", "schema": {}}},
+            [400, "invalid_request_error", None, None],
+        ),
         ("/v1/messages", message({"type": "container_upload", "file_id": "f"}), None),
         ("/v1/messages", message({"type": "compaction", "content": "so far"}), None),
         ("/v1/messages", message({"type": "tool_search_tool_result", "tool_use_id": "t", "content": {}}), None),

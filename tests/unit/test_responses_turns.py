@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from smg.api import responses
+from smg.api.errors import ApiError
 from smg.frontend.sessions.items import model_items, stored_input
 from smg.frontend.sessions.job import Job, State, Usage, response_object
 from smg.frontend.sessions.turns import (
@@ -62,6 +63,24 @@ def test_a_turn_of_a_chat_model() -> None:
     assert hosted_types(made.request) == ["web_search_preview"]
     [server] = server_requests(made.request)
     assert (server.label, server.authorization, server.headers) == ("math", "s3cret", {"x-key": "s3cret"})
+
+
+@pytest.mark.parametrize(("kind", "text"), [("function_call", "arguments"), ("custom_tool_call", "input")])
+def test_a_call_of_a_namespace_keeps_its_name(kind: str, text: str) -> None:
+    called = {"type": kind, "call_id": "c", "namespace": "desk", "name": "lamp", text: "{}"}
+    [message] = turn(job(input=[called], tools=[DESK]), []).messages
+    assert message["tool_calls"][0]["function"]["name"] == "desk.lamp"
+
+
+def test_tools_in_the_input_are_tools_of_the_request() -> None:
+    given = {"type": "additional_tools", "role": "developer", "tools": [DESK]}
+    made = job(input=[given, {"role": "user", "content": "hi"}], tools=[LOOK], tool_choice="auto")
+    one = turn(made, [])
+    assert names_of(one.tools) == ["look", "desk.lamp"]
+    assert one.messages == [{"role": "user", "content": "hi"}]
+    with pytest.raises(ApiError) as caught:
+        job(input=[{"type": "additional_tools", "tools": [{"type": "nonsense"}]}, {"role": "user", "content": "hi"}])
+    assert (caught.value.code, caught.value.param) == ("invalid_type", "input")
 
 
 def test_a_turn_of_a_harmony_model() -> None:

@@ -30,6 +30,7 @@ _PREFIXES = {
     "mcp_list_tools": "mcpl_",
     "mcp_approval_request": "mcpr_",
     "mcp_approval_response": "mcpa_",
+    "additional_tools": "at_",
     "web_search_call": "ws_",
     "file_search_call": "fs_",
     "code_interpreter_call": "ci_",
@@ -114,7 +115,8 @@ def _result(identity: str, output: str) -> Item:
 
 
 def model_items(items: Iterable[Item]) -> list[Item]:
-    """The items a model is shown, calls that the gateway ran turned into function calls with results."""
+    """The items a model is shown: calls that the gateway ran are function calls with results, calls of a namespace have
+    its name in theirs. Applied to its own result it changes nothing."""
     shown: list[Item] = []
     requests: dict[str, Item] = {}
     for item in items:
@@ -129,9 +131,10 @@ def model_items(items: Iterable[Item]) -> list[Item]:
             request = requests.get(item["approval_request_id"])
             if request is not None and not item["approve"]:
                 shown += _denied(request, item.get("reason"))
-        elif kind == "function_call" and item.get("namespace"):
-            shown.append(item | {"name": f"{item['namespace']}.{item['name']}"})
-        elif kind != "mcp_list_tools":
+        elif kind in ("function_call", "custom_tool_call") and item.get("namespace"):
+            called = {key: value for key, value in item.items() if key != "namespace"}
+            shown.append(called | {"name": f"{item['namespace']}.{item['name']}"})
+        elif kind not in ("mcp_list_tools", "additional_tools"):
             shown.append(item)
     return shown
 

@@ -71,6 +71,8 @@ class ResponseRoutes:
             background=bool(body.background) and sessions.settings.max_background_responses > 0,
         )
         await sessions.load_history(job)
+        earlier = (item["tools"] for item in job.history if item["type"] == "additional_tools")
+        responses.add_tools(body, (tool for tools in earlier for tool in tools))
         job.given = await sessions.resolve_references(job.given, job.scope, job.history)
         return job
 
