@@ -164,7 +164,8 @@ class DetokProcess(ChildProcess):
         else:
             run = Run(self, message, plan, table)
         self.runs[(message.frontend, message.seq)] = run
-        self._engine_ids.update([part.engine_id for part in plan.parts])
+        for part in plan.parts:
+            self._engine_ids.add(part.engine_id)
         self._empty.clear()
         run.start()
 
@@ -225,7 +226,8 @@ class DetokProcess(ChildProcess):
 
     def finished(self, run: AnyRun) -> None:
         self.runs.pop((run.frontend, run.seq), None)
-        self._engine_ids.difference_update([part.engine_id for part in run.plan.parts])
+        for part in run.plan.parts:
+            self._engine_ids.discard(part.engine_id)
         if not self.runs:
             self._empty.set()
 

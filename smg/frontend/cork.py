@@ -12,23 +12,23 @@ from typing import Any
 
 class CorkedTransport:
     """Wraps a transport: ``write`` is delayed to the end of the loop iteration, ``flush`` and ``close`` send at once.
-    Everything else goes to the wrapped transport."""
+    Everything else goes to the wrapped transport. ``holding`` is what waits."""
 
-    __slots__ = ("_loop", "_parts", "inner")
+    __slots__ = ("_loop", "holding", "inner")
 
     def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.inner = inner
         self._loop = loop
-        self._parts: list[bytes] = []
+        self.holding: list[bytes] = []
 
     def write(self, data: bytes) -> None:
-        if not self._parts:
+        if not self.holding:
             self._loop.call_soon(self.flush)
-        self._parts.append(data)
+        self.holding.append(data)
 
     def flush(self) -> None:
         """Send what was written so far, unless the client has left meanwhile."""
-        parts = self._parts
+        parts = self.holding
         if parts:
             data = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()

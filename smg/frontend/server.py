@@ -210,7 +210,8 @@ class GatewayProtocol(HttpToolsProtocol):
         if self.flow.write_paused:
             return False
         corked = self._corked
-        corked.flush()
+        if corked.holding:
+            corked.flush()
         corked.inner.write(b"%x\r\n%b\r\n" % (len(body), body))
         return True
 

@@ -34,6 +34,8 @@ MAX_HEADER_BLOCK = 32 * 1024
 WINDOW = 16 * 1024 * 1024
 PING_DATA = b"smgalive"
 
+_WHOLE_HEAD = frames.END_HEADERS | frames.END_STREAM
+
 _SETTINGS = (
     (frames.HEADER_TABLE_SIZE, 0),
     (frames.ENABLE_PUSH, 0),
@@ -152,7 +154,11 @@ class Machine:
             if stop > end:
                 break
             position = stop
-            self._on_frame(head & 0xFF, flags, stream_id & MAX_WINDOW, data[start:stop])
+            kind = head & 0xFF
+            if kind == frames.HEADERS and plain and flags | frames.END_STREAM == _WHOLE_HEAD and self.calls.ready:
+                self._on_head(self.calls.get(stream_id & MAX_WINDOW), self._heads.decode(data[start:stop]), flags)
+                continue
+            self._on_frame(kind, flags, stream_id & MAX_WINDOW, data[start:stop])
             plain = not self._block_id
         if received:
             self._received += received
