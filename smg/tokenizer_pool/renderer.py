@@ -120,7 +120,8 @@ class PromptRenderer:
 
 
 def _has_odd_space(value: bytes) -> bool:
-    return b"\\" in value and _ODD_SPACE.search(value) is not None
+    # Two cheap looks first: code is full of backslashes.
+    return b"\\" in value and b"\\u001" in value and _ODD_SPACE.search(value) is not None
 
 
 @dataclass(frozen=True, slots=True)
