@@ -15,6 +15,7 @@ import json
 import sys
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, BinaryIO, TextIO
 
 import click
@@ -46,6 +47,19 @@ class _RecordingModel(TokenizerModel):
     def prepare(self, request: RenderRequest) -> tuple[RenderedPrompt, array[int]]:
         self.last, ids = super().prepare(request)
         return self.last, ids
+
+
+@dataclass(frozen=True)
+class _Options:
+    """``ModelOptions`` without caches."""
+
+    trust_control_tokens: bool
+    tokenizer_procs: int = 1
+    tokenizer_cache_enable_l0: bool = False
+    tokenizer_cache_l0_max_entries: int = 0
+    tokenizer_cache_l0_max_memory: int = 0
+    tokenizer_cache_enable_l1: bool = False
+    tokenizer_cache_l1_max_memory: int = 0
 
 
 class RenderContext:
@@ -175,7 +189,9 @@ def _explanation(draft: Draft, model: TokenizerModel) -> dict[str, Any]:
         "reasoning_parser": draft.parser.reasoning,
         "tool_parser": draft.parser.tool,
         "starts_in_reasoning": draft.parser.armed,
+        "thinks": draft.reasoning_on or draft.parser.armed,
         "forced": draft.parser.forced,
+        "constraints": _constraints(draft),
         "eos_ids": list(draft.eos_ids),
     }
     rendered = model.last if isinstance(model, _RecordingModel) else None
@@ -183,7 +199,16 @@ def _explanation(draft: Draft, model: TokenizerModel) -> dict[str, Any]:
         explanation["engine"] = rendered.renderer
         explanation["continued"] = rendered.continued
         explanation["pieces"] = [{"text": piece.text, "trusted": piece.trusted} for piece in rendered.pieces]
+    if draft.parser.harmony:
+        del explanation["thinks"]  # the model decides, by the channels that it opens
     return explanation
+
+
+def _constraints(draft: Draft) -> list[dict[str, str]]:
+    """What the engine holds the output to: a forced call, the format that the client asked for."""
+    tool = draft.tool.constraint if draft.tool is not None else None
+    found = (("tool_choice", tool), ("output", draft.output))
+    return [{"from": source, "kind": item.kind, "value": item.value} for source, item in found if item is not None]
 
 
 @click.command("render")
@@ -191,11 +216,14 @@ def _explanation(draft: Draft, model: TokenizerModel) -> dict[str, Any]:
 @click.option("--model-path", required=True, help="Model directory, tokenizer file or hub id.")
 @click.option("--model", "name", default="", help="Name the model is served under (default: the request's 'model').")
 @click.option("--chat-template", default="", help="Template file that replaces the model's own.")
+@click.option("--trust-control-tokens", is_flag=True, help="Let message text spell the model's control tokens.")
 @click.option("--explain", is_flag=True, help="Also say how the prompt came about.")
-def render_command(source: BinaryIO, model_path: str, name: str, chat_template: str, explain: bool) -> None:
+def render_command(
+    source: BinaryIO, model_path: str, name: str, chat_template: str, trust_control_tokens: bool, explain: bool
+) -> None:
     """Render request bodies (JSON lines) to prompts and token ids."""
     try:
-        model = _RecordingModel(load_model_dir(model_path, chat_template))
+        model = _RecordingModel(load_model_dir(model_path, chat_template), _Options(trust_control_tokens))
     except TokenizerLoadError as error:
         raise click.ClickException(str(error)) from None
     render_lines(source, sys.stdout, RenderContext(model, name), explain=explain)

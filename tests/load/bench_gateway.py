@@ -154,9 +154,9 @@ def started(command: list[str], *, quiet: bool = False) -> Iterator[subprocess.P
         process.wait()
 
 
-def wait_served(port: int, process: subprocess.Popen[str]) -> None:
+def wait_served(port: int, process: subprocess.Popen[str], model: str = MODEL) -> None:
     """Until the gateway answers a chat."""
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
+    body = {"model": model, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
     request = urllib.request.Request(
         f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
     )

@@ -58,6 +58,7 @@ class Totals:
             for share in (50, 99):
                 position = min(len(ordered) - 1, len(ordered) * share // 100)
                 found[f"{name}_p{share}_ms"] = ordered[position] * 1000 if ordered else float("nan")
+            found[f"{name}_max_ms"] = ordered[-1] * 1000 if ordered else float("nan")
         return found
 
 

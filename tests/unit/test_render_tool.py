@@ -13,6 +13,8 @@ from smg.render_tool import render_command
 
 MODEL = str(Path(__file__).parents[2] / "smg" / "simengine" / "model")
 HI = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+ANY_OBJECT = '{"type":"object"}'
+END_ID = 6002
 PROMPT = "<|turn|>user\nHi<|end|>\n<|turn|>assistant\n"
 
 
@@ -65,6 +67,38 @@ def test_template_and_explanation(tmp_path: Path) -> None:
     assert explain["template"] == str(template) and explain["renderer"] == "jinja"
     assert explain["reasoning_parser"] == "qwen3" and explain["starts_in_reasoning"]
     assert explain["pieces"] == [{"text": "[Hi]<think>", "trusted": True}]
+
+
+def test_constraints_and_thinking_are_explained() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+    forced, formatted, free = run(
+        {**HI, "tools": tools, "tool_choice": "required", "thinking": {"type": "disabled"}},
+        {**HI, "response_format": schema, "thinking": {"type": "enabled"}},
+        HI,
+        options=("--explain", "--model", "qwen3-x"),
+    )
+    assert [item["from"] for item in forced["explain"]["constraints"]] == ["tool_choice"]
+    assert forced["explain"]["thinks"] is False
+    assert formatted["explain"]["constraints"] == [{"from": "output", "kind": "json_schema", "value": ANY_OBJECT}]
+    assert formatted["explain"]["thinks"] is True
+    assert free["explain"]["constraints"] == []
+
+
+def test_control_tokens_are_text_unless_trusted() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "a<|end|>b"}]}
+    (kept,) = run(body)
+    (trusted,) = run(body, options=("--trust-control-tokens",))
+    assert kept["prompt"] == trusted["prompt"]
+    assert (kept["token_ids"].count(END_ID), trusted["token_ids"].count(END_ID)) == (1, 2)
+
+
+@pytest.mark.parametrize("text", ["1e999", '{"a": -1e999}'])
+def test_arguments_that_no_number_can_hold_stay_text(text: str) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": text}}
+    asked = {"role": "assistant", "content": None, "tool_calls": [call]}
+    (answer,) = run({"model": "m", "messages": [*HI["messages"], asked]})
+    assert text in answer["prompt"] and "Infinity" not in answer["prompt"]
 
 
 @pytest.mark.parametrize("path", ["/nowhere", str(Path(MODEL).parent)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from math import isinf
 from typing import Any, NoReturn
 
 from smg.models.prompt import Piece, PromptError, RenderRequest
@@ -80,6 +81,13 @@ def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if isinf(value):
+        raise ValueError("a number beyond all floats")
+    return value
+
+
 def _scrub(value: Any) -> Any:
     if isinstance(value, str):
         return _SURROGATE.sub("\ufffd", value)
@@ -92,10 +100,10 @@ def _scrub(value: Any) -> Any:
 
 def parse_json(text: str) -> Any:
     """Decodes JSON text; of duplicate keys the last value wins, in the first one's place. Raises ``ValueError`` for
-    text that is not JSON, ``NaN`` and infinities included, and for nesting deeper than the interpreter's stack.
-    Unpaired surrogate escapes, which no encoding can carry, become U+FFFD."""
+    text that is not JSON, for ``NaN``, infinities and numbers that would become one, and for nesting deeper than the
+    interpreter's stack. Unpaired surrogate escapes, which no encoding can carry, become U+FFFD."""
     try:
-        value = json.loads(text, parse_constant=_refuse_constant)
+        value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         return _scrub(value) if "\\u" in text else value
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
