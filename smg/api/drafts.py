@@ -58,7 +58,9 @@ def chat_draft(
     chat.check_modalities(request)
     info = find_model(context, request.model)
     render.model = info.id
-    vocabulary = effective_vocabulary(info, context.tokenizer(info).vocab_size) if request.logit_bias else 0
+    named = request.logit_bias or request.stop_token_ids
+    vocabulary = effective_vocabulary(info, context.tokenizer(info).vocab_size) if named else 0
+    check_vocabulary(request.stop_token_ids or (), vocabulary, "stop_token_ids")
     sampling = sampling_of(request, info.default_sampling, max_tokens=request.limit, vocab_size=vocabulary)
     sampling.skip_special_tokens = True
     output = output_constraint(render.response_format, regex=request.regex, ebnf=request.ebnf)
@@ -229,6 +231,7 @@ def completion_draft(context: Context, request: completions.CompletionRequest, r
         for prompt in prompts
     ]
     vocabulary = effective_vocabulary(info, tokenizer.vocab_size)
+    check_vocabulary(request.stop_token_ids or (), vocabulary, "stop_token_ids")
     sampling = sampling_of(request, info.default_sampling, max_tokens=request.max_tokens, vocab_size=vocabulary)
     output = output_constraint(regex=request.regex, ebnf=request.ebnf, json_schema=request.json_schema)
     check_constraint(context, output)
@@ -288,6 +291,7 @@ def generate_draft(context: Context, request: generate.GenerateRequest, request_
     room = 0 if params.max_new_tokens == 0 else 1
     encoded = _encode(tokenizer, info, prompt, param=param, code=code, echo=False, room=room)
     check_vocabulary(request.token_ids_logprob or (), vocabulary, "token_ids_logprob", "build_request_failed")
+    check_vocabulary(params.stop_token_ids or (), vocabulary, "sampling_params.stop_token_ids", "build_request_failed")
     sampling = generate.sampling_of(params, info.default_sampling)
     output = output_constraint(regex=params.regex, ebnf=params.ebnf, json_schema=params.json_schema)
     try:

@@ -41,7 +41,8 @@ class StreamOptions(Request):
 
 
 class SamplingRequest(Request):
-    """Sampling members that chat and completions have in common."""
+    """Sampling members that chat and completions have in common. ``include_stop_str_in_output`` is another name
+    of ``no_stop_trim``."""
 
     temperature: float | None = None
     top_p: float | None = None
@@ -60,6 +61,7 @@ class SamplingRequest(Request):
     min_tokens: U32 | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     regex: str | None = None
     ebnf: str | None = None
@@ -188,7 +190,7 @@ def sampling_of(
         stop=stop_strings(request.stop),
         stop_token_ids=request.stop_token_ids or (),
         ignore_eos=bool(request.ignore_eos),
-        no_stop_trim=bool(request.no_stop_trim),
+        no_stop_trim=bool(request.no_stop_trim or request.include_stop_str_in_output),
         skip_special_tokens=request.skip_special_tokens is not False,
         logit_bias=token_bias(request.logit_bias, vocab_size),
     )

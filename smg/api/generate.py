@@ -49,6 +49,7 @@ class SamplingParams(Request):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
+    include_stop_str_in_output: bool | None = None
     n: U32 | None = None
     sampling_seed: UINT | None = None
     regex: str | None = None
@@ -143,7 +144,7 @@ def sampling_of(params: SamplingParams, defaults: Mapping[str, float]) -> Sampli
         stop=stop_strings(params.stop),
         stop_token_ids=params.stop_token_ids or (),
         ignore_eos=bool(params.ignore_eos),
-        no_stop_trim=bool(params.no_stop_trim),
+        no_stop_trim=bool(params.no_stop_trim or params.include_stop_str_in_output),
         skip_special_tokens=params.skip_special_tokens is not False,
     )
     fill_defaults(sampling, defaults)

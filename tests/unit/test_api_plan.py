@@ -463,3 +463,29 @@ def test_embedding_text_gets_the_tokenizers_own_frame() -> None:
 
 def test_every_path_is_handled() -> None:
     assert {CHAT, COMPLETIONS, GENERATE, MESSAGES, "/v1/embeddings", "/v1/classify", "/v1/tokenize"} <= PATHS
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [0x110000]}, "stop_token_ids"),
+        (COMPLETIONS, {"prompt": "a", "stop_token_ids": [5, 0x110000]}, "stop_token_ids"),
+        (GENERATE, {"text": "a", "sampling_params": {"stop_token_ids": [0x110000]}}, "sampling_params.stop_token_ids"),
+    ],
+)
+def test_stop_tokens_are_of_the_vocabulary(path: str, body: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError, match="outside the vocabulary") as refusal:
+        Gateway().plan(path, {"model": MODEL, **body})
+    assert (refusal.value.status, refusal.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "include_stop_str_in_output": True}),
+        (COMPLETIONS, {"prompt": "a", "include_stop_str_in_output": True}),
+        (GENERATE, {"text": "a", "sampling_params": {"include_stop_str_in_output": True}}),
+    ],
+)
+def test_the_other_name_of_no_stop_trim(path: str, body: dict[str, Any]) -> None:
+    assert Gateway().plan(path, {"model": MODEL, **body}).stop.keep
