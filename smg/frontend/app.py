@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from smg.frontend.http import (
     Scope,
     Send,
     choose_request_id,
+    log_access,
 )  # fmt: skip
 from smg.frontend.info import InfoRoutes
 from smg.frontend.sessions.conversations import ConversationRoutes
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from smg.frontend.process import FrontendProcess
     from smg.frontend.sessions.manager import Sessions
 
-access_log = logging.getLogger("smg.access")
 
 Handler = Callable[[Request], Awaitable[None]]
 
@@ -144,11 +143,7 @@ class App:
             error_code = error.code
             await self.respond_error(request, error)
         metrics.request_finished(request.template, request.status, error_code)
-        if access_log.isEnabledFor(logging.INFO):
-            access_log.info(
-                "%s %s %d", request.method, request.template, request.status,
-                extra={"request_id": request.request_id, "ms": round((time.time() - begun) * 1000, 1)},
-            )  # fmt: skip
+        log_access(request.method, request.template, request.status, request.request_id, begun)
 
     async def _dispatch(self, request: Request, route: Route | list[str] | None) -> str:
         if route is None:

@@ -7,7 +7,6 @@ key, CORS, a body without a length, ``expect``, pipelining behind an unfinished 
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from smg.frontend.auth import SERVING
 from smg.frontend.exchange import DONE, STREAMING, WAITING, Exchange
-from smg.frontend.http import choose_request_id
+from smg.frontend.http import choose_request_id, log_access, request_id_headers
 from smg.messages import Reply, StreamStart
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from smg.frontend.app import App
     from smg.frontend.server import GatewayProtocol
     from smg.telemetry.cells import Cell, HistogramCell
-
-access_log = logging.getLogger("smg.access")
 
 KNOWN_HEADS = 256
 LENGTH_DIGITS = 15
@@ -37,11 +34,13 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 class DirectRoute:
     """What requests to one path have in common."""
 
-    __slots__ = ("duration", "id_prefix", "path", "requests")
+    __slots__ = ("duration", "id_head", "id_prefix", "path", "requests")
 
     def __init__(self, path: str, id_prefix: str, requests: Cell, duration: HistogramCell) -> None:
         self.path = path
         self.id_prefix = id_prefix
+        # Header lines with a gap for the request id.
+        self.id_head = b"".join(name + b": %(id)b\r\n" for name in request_id_headers(path))
         self.requests = requests
         self.duration = duration
 
@@ -112,14 +111,7 @@ class Direct:
         admission.leave()
         metrics.admission_left(admission.inflight, admission.waiting)
         metrics.request_finished(path, exchange.status, exchange.error_code)
-        if access_log.isEnabledFor(logging.INFO):
-            access_log.info(
-                "%s %s %d", "POST", path, exchange.status,
-                extra={
-                    "request_id": exchange.request_id,
-                    "ms": round((time.time() - exchange.received) * 1000, 1),
-                },
-            )  # fmt: skip
+        log_access("POST", path, exchange.status, exchange.request_id, exchange.received)
 
 
 class _NoEvent:
@@ -190,15 +182,13 @@ class DirectExchange(Exchange):
         keep_alive = self.keep_alive
         if closes:
             self.keep_alive = False
-        request_id = self.request_id.encode("latin-1")
         connection = self.connection
-        return b"%b%b%b%bx-request-id: %b\r\n%b%b%b\r\n" % (
+        return b"%b%b%b%b%b%b%b\r\n" % (
             STATUS_LINE[status],
             connection.default_head() if connection is not None else b"",
             lines,
             b"" if length is None else b"content-length: %d\r\n" % length,
-            request_id,
-            b"request-id: %b\r\n" % request_id if self.path.startswith("/v1/messages") else b"",
+            self.route.id_head % {b"id": self.request_id.encode("latin-1")},
             b"" if keep_alive or closes else b"connection: close\r\n",
             b"transfer-encoding: chunked\r\n" if length is None else b"",
         )

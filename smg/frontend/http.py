@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,8 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 Header = tuple[str, str]
+
+access_log = logging.getLogger("smg.access")
 
 _random = random.Random()
 os.register_at_fork(after_in_child=_random.seed)
@@ -102,9 +106,7 @@ class Request:
             self.on_head(self)
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
         request_id = self.request_id.encode("latin-1")
-        raw.append((b"x-request-id", request_id))
-        if self.path.startswith("/v1/messages"):
-            raw.append((b"request-id", request_id))
+        raw += [(name, request_id) for name in request_id_headers(self.path)]
         await self.send({"type": "http.response.start", "status": status, "headers": raw})
 
     async def respond(self, status: int, headers: Iterable[Header], body: bytes) -> None:
@@ -117,6 +119,18 @@ class Request:
 
     async def respond_json(self, status: int, value: Any, headers: Iterable[Header] = ()) -> None:
         await self.respond(status, [("content-type", "application/json"), *headers], orjson.dumps(value))
+
+
+def request_id_headers(path: str) -> tuple[bytes, ...]:
+    """Names under which an answer carries the request id: for Messages also that API's own."""
+    return (b"x-request-id", b"request-id") if path.startswith("/v1/messages") else (b"x-request-id",)
+
+
+def log_access(method: str, path: str, status: int, request_id: str, begun: float) -> None:
+    """One line of the access log; ``begun`` is the wall-clock time of the request."""
+    if access_log.isEnabledFor(logging.INFO):
+        ms = round((time.time() - begun) * 1000, 1)
+        access_log.info("%s %s %d", method, path, status, extra={"request_id": request_id, "ms": ms})
 
 
 def choose_request_id(headers: dict[str, str], names: Iterable[str], prefix: str) -> str:
