@@ -19,7 +19,7 @@ import msgspec
 from smg.api.chat import ChatRequest
 from smg.api.chat_messages import count_calls, message_dicts
 from smg.api.context import Context
-from smg.api.conversation import Conversation, counted_prompt, prompt_error, selection_of
+from smg.api.conversation import Conversation, check_prompt, prompt_error, prompt_of, selection_of
 from smg.api.decode import screened
 from smg.api.ids import engine_ids
 from smg.api.mold import Mold
@@ -107,9 +107,10 @@ class ChatShape:
         tokenizer = context.tokenizer(self.info)
         render = self._render(envelope)
         try:
-            rendered, ids, uncounted = counted_prompt(tokenizer, self.info, render)
+            rendered, ids, uncounted = prompt_of(tokenizer, render)
         except PromptError as error:
             raise prompt_error(error) from None
+        check_prompt(ids, self.info)
         start = reasoning_start(rendered, render, tokenizer.switch, selection_of(context, self.info).reasoning)
         calls = count_calls(envelope.messages) if self._offsets else 0
         mold = self._molds.get((start, calls))

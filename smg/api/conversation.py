@@ -79,21 +79,24 @@ def render_prompt(tokenizer: Tokenizer, info: ModelInfo, conversation: Conversat
     speaks_harmony = is_harmony(info)
     conversation.render.tools = _renderer_tools(tokenizer, conversation, speaks_harmony)
     if speaks_harmony and conversation.responses is not None:
-        rendered, ids = tokenizer.prepare_responses(conversation.responses)
-    else:
-        rendered, ids = tokenizer.prepare(conversation.render)
-    uncounted = len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0
-    return Prompt(rendered, ids, uncounted)
+        return _counted(tokenizer, *tokenizer.prepare_responses(conversation.responses))
+    return prompt_of(tokenizer, conversation.render)
 
 
-def counted_prompt(tokenizer: Tokenizer, info: ModelInfo, render: RenderRequest) -> Prompt:
-    """The prompt of a conversation as ``render`` states it, of a length that fits the model. Raises ``PromptError``
-    and ``ApiError``."""
-    rendered, ids = tokenizer.prepare(render)
+def prompt_of(tokenizer: Tokenizer, render: RenderRequest) -> Prompt:
+    """The prompt of a conversation as ``render`` states it. Raises ``PromptError``."""
+    return _counted(tokenizer, *tokenizer.prepare(render))
+
+
+def _counted(tokenizer: Tokenizer, rendered: RenderedPrompt, ids: Sequence[int]) -> Prompt:
+    return Prompt(rendered, ids, len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0)
+
+
+def check_prompt(ids: Sequence[int], info: ModelInfo) -> None:
+    """A generation needs a prompt, and one that fits the model. Raises ``ApiError``."""
     check_length(len(ids), info)
     if not ids:
         raise empty_prompt("messages")
-    return Prompt(rendered, ids, len(tokenizer.encode(rendered.uncounted)) if rendered.uncounted else 0)
 
 
 def is_harmony(info: ModelInfo) -> bool:
@@ -109,9 +112,7 @@ def draft_conversation(
     speaks_harmony = is_harmony(info)
     try:
         prompt = render_prompt(tokenizer, info, conversation)
-        check_length(len(prompt.ids), info)
-        if not prompt.ids:
-            raise empty_prompt("messages")
+        check_prompt(prompt.ids, info)
         read = _read_harmony if speaks_harmony else _read
         reading = read(context, info, tokenizer, conversation, prompt.rendered)
     except PromptError as error:

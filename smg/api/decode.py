@@ -34,7 +34,7 @@ _STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]|(\[\.\.\.\])")
 _NO_STRUCTURE = bytes(set(range(256)) - set(b'{}[]"'))
 _AS_BRACES = bytes.maketrans(b"[]", b"{}")
 # A pattern is twice as fast as ``bytes.count`` where the name is rare.
-_NAMES = {b"model": re.compile(rb'"model"')}
+_MODEL = re.compile(rb'"model"')
 _STRING = re.compile(rb'"[^"]*"')
 _JSON_NAMES = {str: "str", bool: "bool", int: "int", float: "float", type(None): "null", list: "array", dict: "object"}
 
@@ -91,7 +91,7 @@ def screened(body: bytes, headers: Mapping[str, str]) -> bool:
     return (
         is_json_content_type(headers.get("content-type"))
         and not nesting_exceeds(body, MAX_DEPTH)
-        and len(_NAMES[b"model"].findall(body)) < 2
+        and not _names_two_models(body)
     )
 
 
@@ -135,9 +135,9 @@ def _resolve(body: bytes, path: str, got: str) -> tuple[str, Any]:
     return text, value
 
 
-def _ambiguous(body: bytes, name: bytes) -> bool:
-    """Whether the top-level object names ``name`` twice: what one reader checked, another would run."""
-    if len(_NAMES[name].findall(body)) < 2:
+def _names_two_models(body: bytes) -> bool:
+    """Whether the top-level object has ``model`` twice: what one reader checked, another would run."""
+    if len(_MODEL.findall(body)) < 2:
         return False
     outer: list[tuple[str, Any]] = []
 
@@ -148,7 +148,7 @@ def _ambiguous(body: bytes, name: bytes) -> bool:
         json.loads(body, object_pairs_hook=keep_last)
     except (ValueError, RecursionError):
         return False
-    return sum(key == name.decode() for key, _ in outer) > 1
+    return sum(key == "model" for key, _ in outer) > 1
 
 
 class BodyDecoder(Generic[T]):
@@ -190,7 +190,7 @@ class BodyDecoder(Generic[T]):
             raise self._syntax(_OFFSET.sub("", message), *_position(body, message)) from None
         except (RecursionError, ValueError):
             raise self._syntax("value out of range", 1, 1) from None
-        if _ambiguous(body, b"model"):
+        if _names_two_models(body):
             raise self._shape_error("json_parse_error", "duplicate field `model`", None)
         return request
 

@@ -23,7 +23,7 @@ class Mold:
     """See the module's text. ``encoders`` holds the engine kinds that can take the request."""
 
     __slots__ = (
-        "_block_size", "_endpoint", "_failure", "_info", "_keep_ids", "_parser", "_refusal", "_response", "_stop",
+        "_block_size", "_endpoint", "_info", "_keep_ids", "_parser", "_refusal", "_response", "_stop",
         "encoders",
     )  # fmt: skip
 
@@ -44,7 +44,6 @@ class Mold:
             keep=sampling.no_stop_trim or draft.keep_stop,
         )
         self._response = _response(draft)
-        self._failure = "no engine kind is known for this model"
         self.encoders = self._bind(draft, codecs)
 
     def planned(
@@ -71,13 +70,14 @@ class Mold:
     def _part(self, engine_id: str, prompt: EncodedPrompt) -> PromptPart:
         text, ids, uncounted, echo = prompt
         requests: dict[str, bytes] = {}
+        failure = ""
         for kind, encode in self.encoders.items():
             try:
                 requests[kind] = encode(engine_id, text, ids)
             except BuildError as error:
-                self._failure = str(error)
+                failure = str(error)
         if not requests:
-            raise unbuildable(self._info, self._refusal, self._failure)
+            raise unbuildable(self._info, self._refusal, failure)
         return PromptPart(
             engine_id=engine_id,
             prompt_tokens=len(ids) - uncounted,
@@ -89,11 +89,12 @@ class Mold:
 
     def _bind(self, draft: Draft, codecs: Mapping[str, Codec]) -> dict[str, PromptEncoder]:
         encoders: dict[str, PromptEncoder] = {}
+        failure = ""
         tool = draft.tool.constraint if draft.tool is not None else None
         for kind in draft.info.kinds:
             codec = codecs.get(kind)
             if codec is None:
-                self._failure = f"engine kind {kind!r} is not known"
+                failure = f"engine kind {kind!r} is not known"
                 continue
             request = _engine_request(draft)
             try:
@@ -102,9 +103,9 @@ class Mold:
                 )
                 encoders[kind] = codec.bind(request)
             except BuildError as error:
-                self._failure = str(error)
+                failure = str(error)
         if not encoders:
-            raise unbuildable(draft.info, draft.refusal, self._failure)
+            raise unbuildable(draft.info, draft.refusal, failure)
         return encoders
 
 
