@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, NoReturn
 
 from smg.engines.base import BuildError, EngineRequest, PromptEncoder
@@ -47,32 +46,30 @@ class ZmqCodec:
 
     def encode(self, request: EngineRequest) -> bytes:
         """The request's bytes for a detok process. Raises ``BuildError``."""
-        check_sampling(request.sampling)
-        return encode_stored(self.build(request))
+        return self.bind(request)(request.request_id, request.text, request.token_ids)
 
     def bind(self, request: EngineRequest) -> PromptEncoder:
         """See ``RequestCodec.bind``. Neither id nor text of the prompt is part of the stored request."""
-        check_sampling(request.sampling)
+        sampling = request.sampling
+        check_sampling(sampling)
         stored = self.build(request)
-        named = replace(request)
 
         def encode(request_id: str, text: str, token_ids: Sequence[int]) -> bytes:
-            named.token_ids = token_ids
+            stored.top_id = highest_id(token_ids, sampling)
             stored.prompt = encode_prompt(token_ids)
             stored.prompt_tokens = len(token_ids)
-            stored.top_id = highest_id(named)
             return encode_stored(stored)
 
         return encode
 
     def build(self, request: EngineRequest) -> ZmqRequest:
-        """The request, checked sampling given."""
+        """The request without its prompt, checked sampling given."""
         sampling = request.sampling
         return ZmqRequest(
             n=sampling.n,
-            prompt=encode_prompt(request.token_ids),
-            prompt_tokens=len(request.token_ids),
-            top_id=highest_id(request),
+            prompt=encode_prompt(()),
+            prompt_tokens=0,
+            top_id=0,
             sampling=b"",
             max_tokens=sampling.max_tokens,
             min_tokens=sampling.min_tokens or 0,

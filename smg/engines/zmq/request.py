@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from smg.engines.base import BuildError, EngineRequest, Sampling
+from smg.engines.base import BuildError, Sampling
 
 INT32_MAX = 2**31 - 1
 SEED_MASK = 2**63 - 1
@@ -115,17 +115,17 @@ def check_sampling(sampling: Sampling) -> None:
             raise BuildError(f"logit_bias of token {token} is not usable")
 
 
-def highest_id(request: EngineRequest) -> int:
+def highest_id(token_ids: Sequence[int], sampling: Sampling) -> int:
     """The highest token id of the prompt and of everything else that indexes the vocabulary. Raises ``BuildError`` for
     an empty prompt."""
-    if not request.token_ids:
+    if not token_ids:
         raise BuildError("the prompt is empty")
-    highest = max(request.token_ids)
-    if request.sampling.logit_bias:
-        highest = max(highest, *request.sampling.logit_bias)
-    if request.sampling.min_tokens:
+    highest = max(token_ids)
+    if sampling.logit_bias:
+        highest = max(highest, *sampling.logit_bias)
+    if sampling.min_tokens:
         # Only then are the end tokens masked; otherwise an id that does not exist just never comes.
-        highest = max([highest, *stop_ids(request.sampling)])
+        highest = max([highest, *stop_ids(sampling)])
     return highest
 
 
