@@ -73,34 +73,35 @@ class ServerToolUseBlock(Base, tag="server_tool_use"):
     input: Any = None
 
 
-class WebSearchResultBlock(Base, tag="web_search_tool_result"):
+class ServerResultBlock(Base):
+    """What a tool that the vendor's own service ran gave."""
+
     tool_use_id: str
     content: Any
 
 
-class WebFetchResultBlock(Base, tag="web_fetch_tool_result"):
-    tool_use_id: str
-    content: Any
+class WebSearchResultBlock(ServerResultBlock, tag="web_search_tool_result"):
+    """A web search."""
 
 
-class CodeExecutionResultBlock(Base, tag="code_execution_tool_result"):
-    tool_use_id: str
-    content: Any
+class WebFetchResultBlock(ServerResultBlock, tag="web_fetch_tool_result"):
+    """A fetched page."""
 
 
-class BashExecutionResultBlock(Base, tag="bash_code_execution_tool_result"):
-    tool_use_id: str
-    content: Any
+class CodeExecutionResultBlock(ServerResultBlock, tag="code_execution_tool_result"):
+    """Code that was run."""
 
 
-class EditorExecutionResultBlock(Base, tag="text_editor_code_execution_tool_result"):
-    tool_use_id: str
-    content: Any
+class BashExecutionResultBlock(ServerResultBlock, tag="bash_code_execution_tool_result"):
+    """A shell command."""
 
 
-class ToolSearchResultBlock(Base, tag="tool_search_tool_result"):
-    tool_use_id: str
-    content: Any
+class EditorExecutionResultBlock(ServerResultBlock, tag="text_editor_code_execution_tool_result"):
+    """A change of a file."""
+
+
+class ToolSearchResultBlock(ServerResultBlock, tag="tool_search_tool_result"):
+    """Tools that were found."""
 
 
 class ContainerUploadBlock(Base, tag="container_upload"):
