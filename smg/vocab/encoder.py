@@ -13,7 +13,7 @@ import sys
 from array import array
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
@@ -23,6 +23,8 @@ from smg.vocab.controls import AddedToken, TextFinder
 from smg.vocab.load import TIKTOKEN, ModelFiles
 
 logger = logging.getLogger(__name__)
+
+Ids = TypeVar("Ids", "list[int]", "array[int]")
 
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -91,8 +93,7 @@ class Encoder:
         self.fallbacks = 0
         self._encode_text: Callable[[str], list[int]] = self._encode_reference
         self._encode_ordinary: Callable[[str], list[int]] = self._encode_without_tokens
-        # A list of texts -> (ids of all of them as uint32, offsets), both bytes.
-        self._encode_flat: Callable[[list[str]], tuple[bytes, bytes]] | None = None
+        self._encode_array: Callable[[str], array[int]] = self._encode_list
         if fast:
             self._try_fast()
 
@@ -104,18 +105,9 @@ class Encoder:
 
     def encode_ids(self, text: str) -> array[int]:
         """``encode`` as an array of uint32. The fast encoder fills it without an object per id."""
-        flat = self._encode_flat
-        if flat is None or (self._sliced and len(text) > _KIMI_RUN):
+        if self._sliced and len(text) > _KIMI_RUN:
             return array("I", self.encode(text))
-        try:
-            ids = array("I")
-            ids.frombytes(flat([text])[0])
-        except (UnicodeEncodeError, KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException:  # a panic of native code is no Exception
-            self.fallbacks += 1
-            return array("I", self._encode_reference(text))
-        return ids
+        return self._encode_array(text)
 
     def encode_plain(self, text: str) -> list[int]:
         """The ids of ``text`` as ordinary text: no added token is recognised in it, and no control id comes out."""
@@ -186,6 +178,9 @@ class Encoder:
     def _encode_reference(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False).ids)
 
+    def _encode_list(self, text: str) -> array[int]:
+        return array("I", self._encode_text(text))
+
     def _encode_without_tokens(self, text: str) -> list[int]:
         """Reference for ``encode_plain``: the same vocabulary without added tokens. Built on first use, because it
         holds the vocabulary a second time. An anchor in front keeps rules for the start of a text from applying."""
@@ -234,21 +229,26 @@ class Encoder:
         if reason:
             logger.warning("tokenizer %s: fastokens %s; using tokenizers", self.files.source, reason)
             return
-        self._encode_text = self._guarded(fast.encode, self._encode_reference)
-        self._encode_flat = fast.encode_batch_flat if sys.byteorder == "little" else None
+        flat, ordinary = fast.encode_batch_flat, fast.encode_ordinary
+
+        def encode_array(text: str) -> array[int]:
+            ids = array("I")
+            ids.frombytes(flat([text])[0])  # all ids as uint32, and where each text's begin
+            return ids
+
+        self._encode_text = self._guarded(lambda text: fast.encode(text).ids, self._encode_reference)
+        if sys.byteorder == "little":
+            self._encode_array = self._guarded(encode_array, lambda text: array("I", self._encode_reference(text)))
         if not self._prefixing:
-            self._encode_ordinary = self._guarded(fast.encode_ordinary, self._encode_without_tokens)
+            self._encode_ordinary = self._guarded(lambda text: ordinary(text).ids, self._encode_without_tokens)
         self.backend = "fastokens"
 
-    def _guarded(
-        self, encode: Callable[[str], Any], reference: Callable[[str], list[int]]
-    ) -> Callable[[str], list[int]]:
+    def _guarded(self, encode: Callable[[str], Ids], reference: Callable[[str], Ids]) -> Callable[[str], Ids]:
         """The fast encoder, with the reference for a text on which it fails (a regex limit, a fault in it)."""
 
-        def run(text: str) -> list[int]:
+        def run(text: str) -> Ids:
             try:
-                ids: list[int] = encode(text).ids
-                return ids
+                return encode(text)
             except (UnicodeEncodeError, KeyboardInterrupt, SystemExit):
                 raise
             except BaseException:  # a panic of native code is no Exception
