@@ -80,14 +80,13 @@ class Inbox:
             frame = socket.recv(_NOBLOCK)
         except zmq.Again:
             return
-        for _ in range(_FRAMES_PER_TURN):
+        for turn in range(_FRAMES_PER_TURN):
+            if turn:
+                frame = socket.recv(_NOBLOCK)
             for message in _decode(frame):
                 handler(message)
             if not socket.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
                 return
-            frame = socket.recv(_NOBLOCK)
-        for message in _decode(frame):
-            handler(message)
         # The descriptor is edge-triggered: frames may be left without another edge.
         self._loop.call_soon(self._drain)
 

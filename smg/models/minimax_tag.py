@@ -13,8 +13,8 @@ from smg.models.structural import (
     any_text,
     const,
     either,
+    in_order,
     json_schema,
-    optional,
     plus,
     sequence,
     star,
@@ -37,14 +37,9 @@ def _element(name: str, value: Tag) -> Tag:
 def _members(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> Tag:
     """The properties of an object. A property that can only be null has no element."""
     properties = schema.get("properties")
-    required = schema.get("required")
-    items: list[Tag] = []
-    for key, each in properties.items() if isinstance(properties, dict) else ():
-        if declared_types(each, root) == {"null"}:
-            continue
-        item = _element(key, _value(each, root, depth + 1))
-        items.append(item if isinstance(required, list) and key in required else optional(item))
-    return sequence(*items) if items else const("")
+    declared = properties if isinstance(properties, dict) else {}
+    shown = {key: each for key, each in declared.items() if declared_types(each, root) != {"null"}}
+    return in_order({**schema, "properties": shown}, lambda key, each: _element(key, _value(each, root, depth + 1)))
 
 
 def _scalar(target: Mapping[str, Any], types: frozenset[str], root: Mapping[str, Any]) -> Tag:

@@ -88,7 +88,5 @@ class HistogramCell:
 
     def observe(self, amount: float) -> None:
         """Record one observation."""
-        cell = self._sum
-        cell.value = cell._shared[0] = cell.value + amount
-        cell = self._buckets[bisect_left(self._bounds, amount)]
-        cell.value = cell._shared[0] = cell.value + 1.0
+        self._sum.inc(amount)
+        self._buckets[bisect_left(self._bounds, amount)].inc()
