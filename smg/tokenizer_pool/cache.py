@@ -90,7 +90,7 @@ class ExactCache:
         return self._store.memory
 
     def get(self, text: str) -> array[int] | None:
-        """The ids of a text that was encoded before, (a fresh array), or None."""
+        """The ids of a text that was encoded before (a fresh array), or None."""
         ids = self._store.get(text)
         if ids is None:
             self.counters.misses += 1

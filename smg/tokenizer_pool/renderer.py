@@ -168,10 +168,8 @@ class _JinjaRenderer:
             given.fast = given.fast and facts.plain
             given.tools_digest = facts.digest
             suspect = suspect or facts.suspect
-            if self._typescript_tools:
-                given.kwargs = kwargs | template_variables(request.tools)
-        elif self._typescript_tools:
-            given.kwargs = kwargs | template_variables(None)
+        if self._typescript_tools:
+            given.kwargs = kwargs | template_variables(tools)
         rendered = self._template.render(given)
         if suspect and self._guard is not None:
             pieces = self._guard.pieces(given, rendered, self._template.render)

@@ -2,7 +2,7 @@
 
 Every gRPC engine kind takes a request id and a submessage with the prompt's text and ids. Serialized messages
 concatenate to their merge, so a request is the bytes of these fields followed by those of everything else. That lets
-requests share the former, and a long prompt be written from its array of ids: through the library every id becomes a
+requests share the latter, and a long prompt be written from its array of ids: through the library every id becomes a
 Python integer first, which costs more than tokenizing did.
 """
 
@@ -21,7 +21,6 @@ _LONG = 128
 # Ids below this have their varint in a table; a prompt with a larger one is written by the library.
 _TABLE_SIZE = 1 << 19
 
-_Bytes = NDArray[np.uint8]
 _Words = NDArray[np.uint32]
 
 
