@@ -17,7 +17,7 @@ from smg.api.conversation import (
 from smg.api.errors import ApiError, refused
 from smg.api.fields import StreamOptions, fill_defaults, sampling_of
 from smg.api.ids import body_id, engine_ids
-from smg.api.limits import check_length, check_vocabulary, effective_vocabulary, empty_prompt
+from smg.api.limits import check_length, check_stop_tokens, check_vocabulary, effective_vocabulary, empty_prompt
 from smg.api.plan import Draft, EncodedPrompt
 from smg.api.profiles import apply_turn_rules
 from smg.api.tools import visible
@@ -60,7 +60,7 @@ def chat_draft(
     render.model = info.id
     named = request.logit_bias or request.stop_token_ids
     vocabulary = effective_vocabulary(info, context.tokenizer(info).vocab_size) if named else 0
-    check_vocabulary(request.stop_token_ids or (), vocabulary, "stop_token_ids")
+    check_stop_tokens(request.stop_token_ids, request.min_tokens, vocabulary, "stop_token_ids")
     sampling = sampling_of(request, info.default_sampling, max_tokens=request.limit, vocab_size=vocabulary)
     sampling.skip_special_tokens = True
     output = output_constraint(render.response_format, regex=request.regex, ebnf=request.ebnf)
@@ -231,7 +231,7 @@ def completion_draft(context: Context, request: completions.CompletionRequest, r
         for prompt in prompts
     ]
     vocabulary = effective_vocabulary(info, tokenizer.vocab_size)
-    check_vocabulary(request.stop_token_ids or (), vocabulary, "stop_token_ids")
+    check_stop_tokens(request.stop_token_ids, request.min_tokens, vocabulary, "stop_token_ids")
     sampling = sampling_of(request, info.default_sampling, max_tokens=request.max_tokens, vocab_size=vocabulary)
     output = output_constraint(regex=request.regex, ebnf=request.ebnf, json_schema=request.json_schema)
     check_constraint(context, output)
@@ -291,7 +291,13 @@ def generate_draft(context: Context, request: generate.GenerateRequest, request_
     room = 0 if params.max_new_tokens == 0 else 1
     encoded = _encode(tokenizer, info, prompt, param=param, code=code, echo=False, room=room)
     check_vocabulary(request.token_ids_logprob or (), vocabulary, "token_ids_logprob", "build_request_failed")
-    check_vocabulary(params.stop_token_ids or (), vocabulary, "sampling_params.stop_token_ids", "build_request_failed")
+    check_stop_tokens(
+        params.stop_token_ids,
+        params.min_new_tokens,
+        vocabulary,
+        "sampling_params.stop_token_ids",
+        code="build_request_failed",
+    )
     sampling = generate.sampling_of(params, info.default_sampling)
     output = output_constraint(regex=params.regex, ebnf=params.ebnf, json_schema=params.json_schema)
     try:

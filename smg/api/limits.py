@@ -14,6 +14,15 @@ def check_vocabulary(token_ids: Sequence[int], vocab_size: int, param: str, code
         raise refused(code, f"{param} holds an id outside the vocabulary of {vocab_size} tokens", param=param)
 
 
+def check_stop_tokens(
+    token_ids: Sequence[int] | None, min_tokens: int | None, vocab_size: int, param: str, code: str = "invalid_value"
+) -> None:
+    """With ``min_tokens`` an engine masks the stop tokens at first: it indexes its vocabulary with them. Otherwise one
+    that does not exist just never comes. Raises ``ApiError``."""
+    if token_ids and min_tokens:
+        check_vocabulary(token_ids, vocab_size, param, code)
+
+
 def check_length(prompt_tokens: int, info: ModelInfo, *, room: int = 1) -> None:
     """The prompt and ``room`` more tokens must fit the context (``context_length`` 0 = unknown). Raises ``ApiError``
     (``context_length_exceeded``)."""

@@ -468,15 +468,22 @@ def test_every_path_is_handled() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        (CHAT, {"messages": [{"role": "user", "content": "a"}], "stop_token_ids": [0x110000]}, "stop_token_ids"),
-        (COMPLETIONS, {"prompt": "a", "stop_token_ids": [5, 0x110000]}, "stop_token_ids"),
-        (GENERATE, {"text": "a", "sampling_params": {"stop_token_ids": [0x110000]}}, "sampling_params.stop_token_ids"),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}]}, "stop_token_ids"),
+        (COMPLETIONS, {"prompt": "a"}, "stop_token_ids"),
+        (GENERATE, {"text": "a"}, "sampling_params.stop_token_ids"),
     ],
 )
-def test_stop_tokens_are_of_the_vocabulary(path: str, body: dict[str, Any], param: str) -> None:
+def test_stop_tokens_that_are_masked_are_of_the_vocabulary(path: str, body: dict[str, Any], param: str) -> None:
+    def plan(**sampling: Any) -> Any:
+        given = {"sampling_params": sampling} if path == GENERATE else sampling
+        return Gateway().plan(path, {"model": MODEL, **body, **given})
+
+    least = "min_new_tokens" if path == GENERATE else "min_tokens"
     with pytest.raises(ApiError, match="outside the vocabulary") as refusal:
-        Gateway().plan(path, {"model": MODEL, **body})
+        plan(stop_token_ids=[5, 0x110000], **{least: 1})
     assert (refusal.value.status, refusal.value.param) == (400, param)
+    assert plan(stop_token_ids=[5, 0x110000]).stop.token_ids == [5, 0x110000]
+    assert plan(stop_token_ids=[5], **{least: 1}).stop.token_ids == [5]
 
 
 @pytest.mark.parametrize(
