@@ -1,13 +1,20 @@
 PYTHON ?= python3
 PYTEST_ARGS ?=
 
-.PHONY: help install serve test lint format bench proto
+.PHONY: help install compile interpret serve test lint format bench proto
 
 help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */: /'
 
 install:         ## the project with what development needs, into the current environment
-	$(PYTHON) -m pip install -e '.[dev]'
+	SMG_COMPILE=0 $(PYTHON) -m pip install -e '.[dev]'
+
+compile:         ## compile the hot modules in place (a few minutes); to be done again after every change of them
+	SMG_COMPILE=1 $(PYTHON) setup.py -q build_ext --inplace
+
+interpret:       ## remove the compiled modules
+	rm -rf build
+	find . -path ./.venv -prune -o -path ./.ci-venv -prune -o -name '*.so' -print | xargs rm -f
 
 serve:           ## gateway and embedded engine on http://127.0.0.1:8080, no GPU, no download
 	$(PYTHON) -m smg serve --backend sim --router-reasoning-parser qwen3 --router-tool-call-parser qwen

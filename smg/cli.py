@@ -11,6 +11,7 @@ import platform
 import sys
 from collections.abc import Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -52,6 +53,9 @@ class LazyGroup(click.Group):
 def _version_text() -> str:
     lines = [f"{PROGRAM} {__version__}", f"python: {platform.python_version()} ({platform.python_compiler()})"]
     lines.append(f"platform: {platform.platform()}")
+    hot = find_spec("smg.detok.choice")
+    compiled = hot is not None and not (hot.origin or "").endswith(".py")
+    lines.append(f"hot modules: {'compiled' if compiled else 'interpreted'}")
     for name in LIBRARIES:
         try:
             lines.append(f"{name}: {metadata.version(name)}")

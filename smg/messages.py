@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 if TYPE_CHECKING:
-    Passed = bytes
+    Passed = bytes | memoryview
 else:
     # Bytes that are passed on or read once. What comes out of a frame is a view of the frame, not a copy.
     Passed = memoryview

@@ -109,7 +109,6 @@ class Delta:
 
     # Defaults live on the class: a message of the token path sets two or three attributes, not a dozen.
     finish_reason: str | None = None
-    matched_stop: str | int | None = None
     logprobs: TokenLogprobs | None = None
     prompt_logprobs: TokenLogprobs | None = None
     prompt_tokens: int = 0
@@ -123,6 +122,8 @@ class Delta:
     def __init__(self, index: int, token_ids: Sequence[int]) -> None:
         self.index = index
         self.token_ids = token_ids
+        # A default of three types would be lost where the class is compiled.
+        self.matched_stop: str | int | None = None
 
 
 class EngineError(Exception):

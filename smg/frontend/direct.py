@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -129,7 +129,7 @@ class DirectExchange(Exchange):
 
     __slots__ = ("direct", "disconnected", "keep_alive", "parts", "response_complete", "route", "status")
 
-    message_event = _NoEvent()
+    message_event: ClassVar[_NoEvent] = _NoEvent()
 
     def __init__(
         self, direct: Direct, route: DirectRoute, request_id: str, headers: dict[str, str],

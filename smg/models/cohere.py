@@ -185,7 +185,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return {"format": {"type": "triggered_tags", "triggers": [_ACTION], "tags": [action], "at_least_one": True}}
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="cohere",
     tools=(
         ToolFormat(

@@ -91,7 +91,7 @@ def _tagger(head: Callable[[str], str], tail: str, between: str) -> Callable[[Ta
     return structural_tag
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="deepseek_v3",
     tools=(
         ToolFormat(

@@ -24,7 +24,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return dsml_tag(_FORMAT, request)
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="deepseek_v32",
     tools=(
         ToolFormat(

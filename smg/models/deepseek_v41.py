@@ -80,7 +80,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return {"format": sequence(const(f"{BREAK}{_OPEN}\n"), tags(calls, ""), const(_FORMAT.closer))}
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="deepseek_v41",
     tools=(
         ToolFormat(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from smg.messages import ContentDelta, ParserEvent
 from smg.models.family import Family, OutputParser, ReasoningFormat, TagRequest, ToolCall, ToolFormat, ToolSpec
@@ -41,7 +41,7 @@ class JsonParser(ToolMachine):
     (``_consumed``: their places) and the rest of it is read again as text.
     """
 
-    separators = re.compile(r"[\s,;]*")
+    separators: ClassVar[re.Pattern[str]] = re.compile(r"[\s,;]*")
 
     def __init__(self, tools: Sequence[ToolSpec], *, needs_arguments: bool = False) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     }
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="generic",
     tools=(
         ToolFormat(name="passthrough", parser=_passthrough),

@@ -211,7 +211,7 @@ def _structural_tag_47(request: TagRequest) -> dict[str, Any]:
 
 _SPECIAL = frozenset(_MARKERS)
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="glm",
     tools=(
         ToolFormat(

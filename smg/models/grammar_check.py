@@ -96,7 +96,7 @@ class GrammarChecker:
         if answer is None:
             self._stop()
             return "the constraint needs too much memory to compile"
-        verdict = json.loads(answer)
+        verdict: object = json.loads(answer)
         return verdict if verdict is None else str(verdict)
 
     def _start(self) -> subprocess.Popen[bytes]:

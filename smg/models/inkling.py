@@ -123,7 +123,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
 
 _SPECIAL = frozenset(_MARKERS.markers)
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="inkling",
     tools=(
         ToolFormat(

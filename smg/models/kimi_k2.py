@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smg.messages import ContentDelta, ParserEvent, ReasoningDelta
+from smg.models.doubt import Closed, Unclear
 from smg.models.family import (
     Family,
     OutputParser,
@@ -112,14 +113,6 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return {"format": {"type": "triggered_tags", "triggers": [_BEGIN, _CALL], "tags": tags, "at_least_one": True}}
 
 
-class _Unclear(ReasoningDelta, tag="unclear", frozen=True):
-    """Text from a section opener inside an open thought on. Never leaves this module."""
-
-
-class _Closed(ReasoningDelta, tag="closed", frozen=True):
-    """The tag that closes such a thought. Never leaves this module either."""
-
-
 _THINKING = link(
     {
         "plain": Rules(ContentDelta, {"<think>": Move("reason")}),
@@ -127,8 +120,8 @@ _THINKING = link(
             ReasoningDelta,
             {"<think>": Move("reason"), "</think>": Move("done"), _BEGIN: Move("unclear", keep=True)},
         ),
-        "unclear": Rules(_Unclear, {"<think>": Move("unclear"), "</think>": Move("closed", keep=True)}),
-        "closed": Rules(_Closed, other="done"),
+        "unclear": Rules(Unclear, {"<think>": Move("unclear"), "</think>": Move("closed", keep=True)}),
+        "closed": Rules(Closed, other="done"),
         "done": Rules(ContentDelta),
     }
 )
@@ -170,9 +163,9 @@ class ThinkingParser:
         """``events`` with the unclear text held back until the thought is closed."""
         out: list[ParserEvent] = []
         for event in events:
-            if isinstance(event, _Unclear):
+            if isinstance(event, Unclear):
                 self._unclear.append(event.text)
-            elif isinstance(event, _Closed):
+            elif isinstance(event, Closed):
                 out.append(ReasoningDelta("".join(self._unclear)))
                 self._unclear.clear()
             else:
@@ -180,7 +173,7 @@ class ThinkingParser:
         return out
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="kimi_k2",
     tools=(
         ToolFormat(

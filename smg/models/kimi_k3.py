@@ -220,7 +220,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
 
 _SPECIAL = frozenset((_OPEN, _CLOSE, _SEP))
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="kimi_k3",
     tools=(
         ToolFormat(

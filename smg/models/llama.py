@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from smg.messages import ContentDelta, ParserEvent
 from smg.models.family import Family, OutputParser, TagRequest, ToolCall, ToolFormat, ToolSpec
@@ -48,7 +48,7 @@ class ObjectSequence(ToolMachine):
     thing that is no call ends the sequence; an object that is no call is content as a whole.
     """
 
-    separators = re.compile(r"[\s,;]*")
+    separators: ClassVar[re.Pattern[str]] = re.compile(r"[\s,;]*")
 
     def __init__(self, tools: Sequence[ToolSpec]) -> None:
         super().__init__()
@@ -283,7 +283,7 @@ def _tag_pythonic(request: TagRequest) -> dict[str, Any]:
     return after_thought(tag("[", tags(calls, ", "), "]"), request, "</think>", "<think>", "</think>")
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="llama",
     tools=(
         ToolFormat(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from smg.messages import ContentDelta, ParserEvent, ToolCallArguments, ToolCallEnd, ToolCallStart
 from smg.models.family import OutputParser, ToolCall
@@ -34,7 +34,7 @@ class ToolMachine:
     such text behind a block waits (``_gap``) and is dropped when another block follows, else it is content.
     """
 
-    separators = SPACE
+    separators: ClassVar[re.Pattern[str]] = SPACE
 
     def __init__(self) -> None:
         self.broken: list[int] = []

@@ -74,7 +74,7 @@ def _parser_m3(tools: Sequence[ToolSpec]) -> OutputParser:
     return ElementParser(tools)
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="minimax",
     tools=(
         ToolFormat(

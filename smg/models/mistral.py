@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from smg.messages import ContentDelta, ParserEvent
 from smg.models.family import Family, OutputParser, TagRequest, ToolCall, ToolFormat, ToolSpec
@@ -33,7 +33,7 @@ class MistralParser(ToolMachine):
     """A marker whose array yields no call is text, and the next marker is tried. ``_held``: the marker and what follows
     it, while no call of it was announced."""
 
-    separators = re.compile("(?!)")  # nothing stands between blocks
+    separators: ClassVar[re.Pattern[str]] = re.compile("(?!)")  # nothing stands between blocks
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return {"format": {"type": "triggered_tags", "triggers": [_MARKER], "tags": [array], "at_least_one": True}}
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="mistral",
     tools=(
         ToolFormat(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from smg.models.family import Family, ReasoningFormat
 from smg.models.qwen_coder import tool_format
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="nemotron",
     tools=(tool_format("nemotron"),),
     reasoning=(

@@ -171,7 +171,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return {"format": {"type": "triggered_tags", "triggers": [_OPEN], "tags": tags, "at_least_one": True}}
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="qwen",
     tools=(
         ToolFormat(

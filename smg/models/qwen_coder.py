@@ -88,7 +88,7 @@ def tool_format(name: str, stems: tuple[str, ...] = ()) -> ToolFormat:
 
 _NAMES = ("qwen3.5", "qwen3.6", "qwen3.8", "qwen3-coder")
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="qwen_coder",
     tools=(
         tool_format("qwen_xml", (*_NAMES, *(f"qwen/{name}" for name in _NAMES), "nemotron-3")),

@@ -226,7 +226,8 @@ class Passthrough:
     def feed(self, text: str) -> list[ParserEvent]:
         return [ContentDelta(text)] if text else []
 
-    whole = feed
+    def whole(self, text: str) -> list[ParserEvent] | None:
+        return self.feed(text)
 
     def finish(self) -> list[ParserEvent]:
         return []

@@ -7,6 +7,7 @@ Each is a table for the machine of ``smg.models.reasoning``; the family modules 
 from __future__ import annotations
 
 import re
+from typing import ClassVar
 
 from smg.messages import ContentDelta, ReasoningDelta
 from smg.models.family import ReasoningParser
@@ -88,8 +89,10 @@ class _ChannelTags:
     __slots__ = ()
 
     first = "<"
-    _pattern = re.compile(rf"<\|(open|close)\|>\s{{0,{_PAD}}}({'|'.join(_CHANNELS)})\s{{0,{_PAD}}}<\|sep\|>")
-    _longest = len(_CLOSE) + _PAD + max(map(len, _CHANNELS)) + _PAD + len(_SEP)
+    _pattern: ClassVar[re.Pattern[str]] = re.compile(
+        rf"<\|(open|close)\|>\s{{0,{_PAD}}}({'|'.join(_CHANNELS)})\s{{0,{_PAD}}}<\|sep\|>"
+    )
+    _longest: ClassVar[int] = len(_CLOSE) + _PAD + max(map(len, _CHANNELS)) + _PAD + len(_SEP)
 
     def find(self, text: str, start: int) -> Found | None:
         match = self._pattern.search(text, start)

@@ -142,7 +142,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return {"format": {"type": "triggered_tags", "triggers": [_MARKER], "tags": [section], "at_least_one": True}}
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="sarashina",
     tools=(
         ToolFormat(

@@ -102,7 +102,7 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return after_thought(triggered([_SECTION], [section]), request, "</think>", "<think>", "</think>", _SECTION, _CALL)
 
 
-FAMILY = Family(
+FAMILY: Family = Family(
     name="step3",
     tools=(
         ToolFormat(

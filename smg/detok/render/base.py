@@ -48,7 +48,8 @@ class Renderer(Protocol):
 class Output:
     """The byte buffer of a streaming renderer, its base."""
 
-    _parts: list[bytes]
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
 
     def take(self) -> bytes:
         """Bytes to send since the last call."""

@@ -49,6 +49,7 @@ class ChatStream(Output):
     streaming = True
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
+        super().__init__()
         response = plan.response
         self._choices = choices
         self._table = table
@@ -68,7 +69,6 @@ class ChatStream(Output):
         self._head = b"data: " + json_bytes(head)[:-1]
         self._lanes = [_Lane(self._head, choice.index) for choice in choices]
         self._plain = not self._continuous and response.logprobs is None and not self._return_ids
-        self._parts = []
 
     def on_tokens(
         self,

@@ -18,10 +18,11 @@ def _text(events: Sequence[ParserEvent]) -> str:
     return "".join(event.text for event in events if type(event) is ContentDelta)
 
 
-class _Shared:
+class _Shared(Output):
     """What both renderers read from the plan."""
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
+        super().__init__()
         self.plan = plan
         self.choices = choices
         self.table = table
@@ -53,7 +54,7 @@ class _Shared:
         return output if source is None else joined_logprobs(prompt_logprobs(source, self.table, alternatives), output)
 
 
-class CompletionStream(Output, _Shared):
+class CompletionStream(_Shared):
     """Server-sent events of a streamed completion; each choice closes with its own finish chunk."""
 
     streaming = True
@@ -68,7 +69,6 @@ class CompletionStream(Output, _Shared):
         self._begun = [False] * len(choices)
         self._plain = response.logprobs is None and not response.return_token_ids and not response.continuous_usage
         self._new_ids: list[list[int]] = [[] for _ in choices]
-        self._parts = []
 
     def on_tokens(
         self,
@@ -153,9 +153,6 @@ class CompletionAnswer(_Shared):
 
     def on_end(self, usage: Usage) -> None:
         raise TypeError("not a streamed answer")
-
-    def take(self) -> bytes:
-        return b""
 
     def body(self, usage: Usage) -> bytes:
         response = self.plan.response

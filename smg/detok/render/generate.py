@@ -14,10 +14,11 @@ from smg.messages import ContentDelta, GenerationPlan, ParserEvent
 from smg.vocab.decode import DecodeTable
 
 
-class _Shared:
+class _Shared(Output):
     """Accumulates texts and builds ``meta_info``."""
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
+        super().__init__()
         self.plan = plan
         self.choices = choices
         self.begun = time.monotonic()
@@ -58,14 +59,13 @@ def _pairs(source: TokenLogprobs) -> list[list[float | int]]:
     return [[logprob, token] for logprob, token in zip(source.logprobs, source.token_ids, strict=False)]
 
 
-class GenerateStream(Output, _Shared):
+class GenerateStream(_Shared):
     """Server-sent events: cumulative text, the ids of this event."""
 
     streaming = True
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
         super().__init__(plan, choices, table)
-        self._parts = []
         self._last_ids: list[list[int]] = [[] for _ in choices]
 
     def on_tokens(
@@ -123,9 +123,6 @@ class GenerateAnswer(_Shared):
 
     def on_end(self, usage: Usage) -> None:
         raise TypeError("not a streamed answer")
-
-    def take(self) -> bytes:
-        return b""
 
     def body(self, usage: Usage) -> bytes:
         return json_bytes([self._sample(choice) for choice in self.choices])

@@ -69,9 +69,9 @@ class MessagesStream(Output):
     streaming = True
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
+        super().__init__()
         self._plan = plan
         self._choice = choices[0]
-        self._parts = []
         self._begun = False
         self._block = ""
         self._index = -1

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from smg.models.prompt import Piece, PromptError, RenderRequest
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 class PromptBuilder:

@@ -5,7 +5,7 @@ The 0731 refresh of the checkpoints kept the format and changed what the reasoni
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from smg.models.prompt import PromptError, RenderedPrompt, RenderRequest
 from smg.models.renderers.common import (
@@ -143,7 +143,7 @@ def sort_tool_results(messages: list[dict[str, Any]]) -> None:
 class Encoder:
     """One encoding run. Class attributes and the underscore methods are what V4.1 changes."""
 
-    names = DsmlNames("tool_calls", "invoke", "parameter")
+    names: ClassVar[DsmlNames] = DsmlNames("tool_calls", "invoke", "parameter")
     separator = "\n"
     label = "DeepSeek-V4"
 

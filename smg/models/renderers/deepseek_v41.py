@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from smg.models.prompt import PromptError, RenderedPrompt, RenderRequest
 from smg.models.renderers.common import (
@@ -61,7 +61,7 @@ def published_efforts(model_dir: Path) -> Mapping[str, int]:
 class Encoder(V4Encoder):
     """V4 with system tokens, numbered effort, spaced DSML names and lenient arguments."""
 
-    names = DsmlNames(" calls", " invoke", " parameter")
+    names: ClassVar[DsmlNames] = DsmlNames(" calls", " invoke", " parameter")
     separator = "\n\n"
     label = "DeepSeek-V4.1"
 

@@ -17,8 +17,8 @@ CONSTRAINT_FIELDS = {
     "structural_tag": "structural_tag",
 }
 # The engine's own defaults apply to what is absent, so the gateway names its defaults, all of them except on generate.
-DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
-PENALTY_DEFAULTS = {"min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
+DEFAULTS: dict[str, Any] = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0}
+PENALTY_DEFAULTS: dict[str, Any] = {"min_p": 0.0, "frequency_penalty": 0.0, "presence_penalty": 0.0}
 MODEL_LABELS = (
     "model_path",
     "tokenizer_path",

@@ -207,10 +207,10 @@ class VllmDecoder:
             return None
         chunk = message.chunk
         index = chunk.index
-        token_ids = chunk.token_ids[:]
-        delta = Delta(index, token_ids)
+        new_ids: list[int] = chunk.token_ids[:]
+        delta = Delta(index, new_ids)
         totals = self._totals
-        delta.completion_tokens = totals[index] = totals.get(index, 0) + len(token_ids)
+        delta.completion_tokens = totals[index] = totals.get(index, 0) + len(new_ids)
         delta.prompt_tokens = chunk.prompt_tokens
         delta.cached_tokens = chunk.cached_tokens
         if chunk.HasField("output_logprobs"):

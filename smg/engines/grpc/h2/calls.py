@@ -7,6 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from smg.engines.base import EngineError
 from smg.engines.grpc.h2 import frames
 from smg.engines.grpc.h2.frames import MAX_WINDOW, MESSAGE, PREFIX_BYTES, ProtocolError
@@ -20,6 +22,7 @@ log = logging.getLogger("smg.engines.grpc")
 MAX_ATTEMPTS = 5
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Call:
     """A call of a machine. Subclasses say what becomes of its end; ``on_message`` gets every message.
 
