@@ -192,6 +192,7 @@ def test_stop_trim(api: str) -> None:
     assert sent("trtllm", request(api, sampling=keep)).get("include_stop_token_in_output", False) is raw
     with_token = Sampling(no_stop_trim=True, stop_token_ids=[4])
     assert sent("trtllm", request(api, sampling=with_token))["include_stop_token_in_output"] is True
+    assert sent("trtllm", request(api, keep_stop_token=True))["include_stop_token_in_output"] is True
 
 
 @pytest.mark.parametrize("api", APIS)
