@@ -207,6 +207,9 @@ def test_seeds() -> None:
     assert params("vllm", request(sampling=Sampling(seed=-(2**40))))["seed"] == -(2**31)
     assert params("trtllm", request(sampling=Sampling(seed=-1)))["seed"] == str(2**64 - 1)
     assert params("tokenspeed", request("generate", sampling=Sampling(sampling_seed=4)))["sampling_seed"] == "4"
+    both = Sampling(seed=-1, sampling_seed=4)
+    assert params("tokenspeed", request(sampling=both))["sampling_seed"] == "4"
+    assert params("vllm", request(sampling=both))["seed"] == -1
     with pytest.raises(BuildError, match="sampling seed must be an unsigned integer"):
         codec_for("tokenspeed").encode(request(sampling=Sampling(seed=-1)))
 
