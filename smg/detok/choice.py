@@ -147,6 +147,7 @@ class Choice:
         """Token by token, with the offsets that tie log-probabilities to text."""
         events: list[ParserEvent] = []
         parser = self._parser
+        tracker.reported = tracker.reported or logprobs is not None
         for position, token in enumerate(token_ids):
             piece = self._decoder.feed((token,))
             before = parser is not None and parser.in_reasoning
@@ -261,6 +262,7 @@ class HarmonyChoice(Choice):
             events = self._harmony.feed(token_ids)
         else:
             events = []
+            tracker.reported = tracker.reported or logprobs is not None
             for position, token in enumerate(token_ids):
                 before = self._harmony.in_content
                 events += self._harmony.feed((token,))

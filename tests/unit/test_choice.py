@@ -121,6 +121,18 @@ def test_logprobs_of_a_character_that_spans_tokens_come_together() -> None:
     assert b"".join(TABLE.token_bytes(entry.token_id) for entry in taken).decode() == "🦑"
 
 
+@pytest.mark.parametrize(
+    ("reported", "expected"), [(True, b'"logprobs":{"content":[],"refusal":null}'), (False, b'"logprobs":null')]
+)
+def test_logprobs_that_the_engine_does_not_report_are_null(reported: bool, expected: bytes) -> None:
+    made = plan(StopPlan(eos_ids=[EOS]), logprobs=0)
+    made = msgspec.structs.replace(made, response=msgspec.structs.replace(made.response, stream=False))
+    choice = Choice(0, made, TABLE, keep_token_ids=False)
+    renderer = make_renderer(made, [choice], TABLE)
+    renderer.on_tokens(choice, [], feed(choice, [EOS], 1, logprobs=reported) + end(choice), None)
+    assert expected in renderer.body(Usage())
+
+
 def test_numbers_in_the_arguments_of_a_messages_answer_keep_their_digits() -> None:
     parser = ParserPlan(tool="qwen")
     made = plan(parser=parser)
