@@ -21,7 +21,8 @@ class Choice:
     """State of one choice. ``finish_reason`` is None while the choice runs, then the engine's word or "stop".
 
     ``logprobs`` is None unless the client asked for them. ``pending`` holds tokens of this loop iteration that are
-    not read yet, ``last`` the newest message, whose counts are taken over when somebody asks (``settle``).
+    not read yet, ``last`` the newest message, whose counts are taken over when somebody asks (``settle``). ``started``:
+    the engine has streamed something, if only an empty message (some send no token that ends the output).
     """
 
     __slots__ = (
@@ -168,6 +169,7 @@ class Choice:
 
     def complete(self, delta: Delta) -> list[ParserEvent]:
         """The engine's last message for this choice: counts, reason, and what was held back."""
+        self.started = self.started or self.last is not None
         self.settle()
         self.absorb_counts(delta)
         if self.finish_reason is not None:
