@@ -136,6 +136,7 @@ def _engine_request(draft: Draft) -> EngineRequest:
         log_metrics=draft.log_metrics,
         eos_ids=draft.eos_ids,
         watched=bool(draft.sampling.stop if draft.stop_strings is None else draft.stop_strings),
+        keep_stop_token=draft.parser.harmony,
     )
 
 

@@ -21,7 +21,8 @@ class Choice:
     """State of one choice. ``finish_reason`` is None while the choice runs, then the engine's word or "stop".
 
     ``logprobs`` is None unless the client asked for them. ``pending`` holds tokens of this loop iteration that are
-    not read yet, ``last`` the newest message, whose counts are taken over when somebody asks (``settle``).
+    not read yet, ``last`` the newest message, whose counts are taken over when somebody asks (``settle``). ``started``:
+    the engine has streamed something, if only an empty message (some send no token that ends the output).
     """
 
     __slots__ = (
@@ -147,6 +148,7 @@ class Choice:
         """Token by token, with the offsets that tie log-probabilities to text."""
         events: list[ParserEvent] = []
         parser = self._parser
+        tracker.reported = tracker.reported or logprobs is not None
         for position, token in enumerate(token_ids):
             piece = self._decoder.feed((token,))
             before = parser is not None and parser.in_reasoning
@@ -167,6 +169,7 @@ class Choice:
 
     def complete(self, delta: Delta) -> list[ParserEvent]:
         """The engine's last message for this choice: counts, reason, and what was held back."""
+        self.started = self.started or self.last is not None
         self.settle()
         self.absorb_counts(delta)
         if self.finish_reason is not None:
@@ -261,6 +264,7 @@ class HarmonyChoice(Choice):
             events = self._harmony.feed(token_ids)
         else:
             events = []
+            tracker.reported = tracker.reported or logprobs is not None
             for position, token in enumerate(token_ids):
                 before = self._harmony.in_content
                 events += self._harmony.feed((token,))

@@ -27,14 +27,16 @@ class Entry(NamedTuple):
 
 
 class LogprobTracker:
-    """Collects entries and hands them out in order. ``released`` is the number of characters released so far."""
+    """Collects entries and hands them out in order. ``released`` is the number of characters released so far;
+    ``reported``: the engine has sent log-probabilities, be it of tokens that nobody sees."""
 
-    __slots__ = ("_taken", "decoded", "entries", "released")
+    __slots__ = ("_taken", "decoded", "entries", "released", "reported")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.decoded = 0
         self.released = 0
+        self.reported = False
         self._taken = 0
 
     def add(self, token_id: int, source: TokenLogprobs | None, position: int, length: int, *, answer: bool) -> None:

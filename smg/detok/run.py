@@ -158,6 +158,7 @@ class Run:
             return
         events = choice.feed(delta.token_ids, delta.logprobs)
         if delta.finish_reason is None:
+            choice.started = True
             choice.absorb_counts(delta)
             if choice.stop_string_matched:
                 events += choice.end_by_gateway()

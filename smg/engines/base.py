@@ -61,7 +61,8 @@ class EngineRequest:
     "responses"): engines get different defaults per endpoint. ``logprobs``: None = none asked, else the number of
     alternatives. ``stop_encodings`` maps a stop string to its token IDs (SGLang takes one-token stops as ids).
     ``reasoning_on``: thinking is on for this prompt (SGLang's ``require_reasoning``). ``eos_ids`` end a generation, the
-    model's own first; ``watched``: the gateway looks for stop strings while the output comes."""
+    model's own first; ``watched``: the gateway looks for stop strings while the output comes; ``keep_stop_token``: it
+    must see the stop token that ends the output, too."""
 
     request_id: str
     api: str
@@ -80,6 +81,7 @@ class EngineRequest:
     log_metrics: bool = True
     eos_ids: Sequence[int] = ()
     watched: bool = False
+    keep_stop_token: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -209,6 +209,8 @@ def _refuse_mlx(tool: Constraint | None, output: Constraint | None, *, response_
         raise BuildError(f"MLX backend does not support structured output constraint: {tool.kind}")
     if output is None:
         return
+    if output.kind == "structural_tag":  # forced calls and output formats of gpt-oss
+        raise BuildError(f"MLX backend does not support structured output constraint: {output.kind}")
     if response_format:
         raise BuildError("MLX backend does not support response_format (structured outputs)")
     if not chat:

@@ -355,6 +355,7 @@ def test_harmony_models() -> None:
     request = gateway.engine()
     assert planned.parser.harmony is True
     assert planned.stop.keep is True
+    assert request.keep_stop_token is True
     assert (request.text, list(request.sampling.stop), planned.stop.strings) == ("[harmony]", [], ["x"])
     assert set(request.sampling.stop_token_ids) == {200002, 200012}
     assert request.constraint is not None and request.constraint.kind == "structural_tag"

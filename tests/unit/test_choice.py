@@ -121,6 +121,32 @@ def test_logprobs_of_a_character_that_spans_tokens_come_together() -> None:
     assert b"".join(TABLE.token_bytes(entry.token_id) for entry in taken).decode() == "🦑"
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_an_answer_without_tokens_has_a_role_if_the_engine_streamed_it(streamed: bool) -> None:
+    choice = Choice(0, plan(), TABLE, keep_token_ids=False)
+    renderer = make_renderer(plan(), [choice], TABLE)
+    if streamed:
+        choice.last = Delta(0, [])
+    renderer.on_tokens(choice, [], end(choice), None)
+    renderer.on_choice_end(choice)
+    renderer.on_end(Usage())
+    sent = renderer.take()
+    assert (b'"role":"assistant"' in sent) is streamed
+    assert b'"finish_reason":"stop"' in sent
+
+
+@pytest.mark.parametrize(
+    ("reported", "expected"), [(True, b'"logprobs":{"content":[],"refusal":null}'), (False, b'"logprobs":null')]
+)
+def test_logprobs_that_the_engine_does_not_report_are_null(reported: bool, expected: bytes) -> None:
+    made = plan(StopPlan(eos_ids=[EOS]), logprobs=0)
+    made = msgspec.structs.replace(made, response=msgspec.structs.replace(made.response, stream=False))
+    choice = Choice(0, made, TABLE, keep_token_ids=False)
+    renderer = make_renderer(made, [choice], TABLE)
+    renderer.on_tokens(choice, [], feed(choice, [EOS], 1, logprobs=reported) + end(choice), None)
+    assert expected in renderer.body(Usage())
+
+
 def test_numbers_in_the_arguments_of_a_messages_answer_keep_their_digits() -> None:
     parser = ParserPlan(tool="qwen")
     made = plan(parser=parser)

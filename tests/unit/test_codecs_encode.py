@@ -192,6 +192,7 @@ def test_stop_trim(api: str) -> None:
     assert sent("trtllm", request(api, sampling=keep)).get("include_stop_token_in_output", False) is raw
     with_token = Sampling(no_stop_trim=True, stop_token_ids=[4])
     assert sent("trtllm", request(api, sampling=with_token))["include_stop_token_in_output"] is True
+    assert sent("trtllm", request(api, keep_stop_token=True))["include_stop_token_in_output"] is True
 
 
 @pytest.mark.parametrize("api", APIS)
@@ -206,6 +207,9 @@ def test_seeds() -> None:
     assert params("vllm", request(sampling=Sampling(seed=-(2**40))))["seed"] == -(2**31)
     assert params("trtllm", request(sampling=Sampling(seed=-1)))["seed"] == str(2**64 - 1)
     assert params("tokenspeed", request("generate", sampling=Sampling(sampling_seed=4)))["sampling_seed"] == "4"
+    both = Sampling(seed=-1, sampling_seed=4)
+    assert params("tokenspeed", request(sampling=both))["sampling_seed"] == "4"
+    assert params("vllm", request(sampling=both))["seed"] == -1
     with pytest.raises(BuildError, match="sampling seed must be an unsigned integer"):
         codec_for("tokenspeed").encode(request(sampling=Sampling(seed=-1)))
 

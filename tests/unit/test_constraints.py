@@ -220,6 +220,8 @@ def test_mlx_refuses() -> None:
         engine_constraint("mlx", None, output, response_format=True)
     with pytest.raises(BuildError, match="constraints"):
         engine_constraint("mlx", None, output, chat=False)
+    with pytest.raises(BuildError, match="constraint: structural_tag"):
+        engine_constraint("mlx", None, Constraint("structural_tag", "{}"))
     assert engine_constraint("mlx", None, output) is None
 
 

@@ -92,6 +92,13 @@ def test_seeds_stay_in_range(seed: int, first: int) -> None:
     assert len(set(seeds)) == 3
 
 
+def test_tokenspeed_takes_its_own_name_for_the_seed_first() -> None:
+    both = {"seed": 5, "sampling_seed": 6}
+    assert stored(TokenspeedZmqCodec(), sampling=both).seed == 6
+    assert stored(TokenspeedZmqCodec(), sampling={"seed": 5}).seed == 5
+    assert stored(sampling=both).seed == 5
+
+
 def test_ends() -> None:
     found = params(stored(sampling={"stop_token_ids": [7]}))
     assert (found["_eos_token_id"], found["stop_token_ids"], found["_all_stop_token_ids"]) == (9, [7, 8], [7, 8, 9])

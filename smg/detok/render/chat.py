@@ -280,7 +280,7 @@ class ChatAnswer:
         return shown
 
     def _logprobs(self, choice: Choice) -> dict[str, Any] | None:
-        if choice.logprobs is None:
+        if choice.logprobs is None or not choice.logprobs.reported:
             return None
         entries = [e for e in choice.logprobs.take(all_left=not choice.stop_string_matched) if e.answer]
         return {"content": chat_entries(entries, self._table, self._plan.response.logprobs or 0), "refusal": None}

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, NoReturn
 
 from smg.engines.base import BuildError, EngineRequest, PromptEncoder
 from smg.engines.zmq.request import (
+    SEED_MASK,
     ZmqRequest,
     check_sampling,
     encode_prompt,
@@ -137,6 +138,8 @@ class TokenspeedZmqCodec(ZmqCodec):
         if (request.logprobs or 0) > 1:
             raise BuildError("top_logprobs are not supported over the TokenSpeed ZMQ backend")
         stored.logprobs = request.logprobs
+        if sampling.sampling_seed is not None:  # the engine's own name goes before the common one
+            stored.seed = sampling.sampling_seed & SEED_MASK
         params = SamplingParams(
             stop_token_ids=stop_ids(sampling) or None,
             temperature=_or(sampling.temperature, 1.0),

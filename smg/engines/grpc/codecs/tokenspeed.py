@@ -71,7 +71,8 @@ class TokenspeedCodec(base.GrpcCodec):
         params.no_stop_trim = sampling.no_stop_trim
         params.skip_special_tokens = base.skip_special_tokens(request)
         params.spaces_between_special_tokens = True
-        seed = base.seed_of(sampling)
+        # The engine's own name for the seed goes before the common one.
+        seed = sampling.seed if sampling.sampling_seed is None else sampling.sampling_seed
         if seed is not None:
             if seed < 0:
                 raise BuildError("sampling seed must be an unsigned integer")

@@ -71,9 +71,10 @@ class TrtllmCodec(base.GrpcCodec):
         message.stop.extend(sampling.stop)
         message.stop_token_ids.extend(sampling.stop_token_ids)
         message.ignore_eos = sampling.ignore_eos
-        # The engine cuts the stop token off; a client that wants to see its own stop token must get it from there.
-        message.include_stop_token_in_output = sampling.no_stop_trim and (
-            request.api == "completions" or bool(sampling.stop_token_ids)
+        # The engine cuts the stop token off. A client that wants to see its own stop token must get it from there, and
+        # so must a parser whose messages end with one.
+        message.include_stop_token_in_output = request.keep_stop_token or (
+            sampling.no_stop_trim and (request.api == "completions" or bool(sampling.stop_token_ids))
         )
         message.output_config.exclude_input_from_output = True
         if request.logprobs is not None:
