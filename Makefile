@@ -7,7 +7,7 @@ help:            ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## */: /'
 
 install:         ## the project with what development needs, into the current environment
-	SMG_COMPILE=0 $(PYTHON) -m pip install -e '.[dev]'
+	$(PYTHON) -m pip install -e '.[dev]'
 
 compile:         ## compile the hot modules in place (a few minutes); to be done again after every change of them
 	SMG_COMPILE=1 $(PYTHON) setup.py -q build_ext --inplace

@@ -1,14 +1,11 @@
-"""Builds the wheel with the modules of the token path and of the prompt path compiled by mypyc.
+"""Builds the wheel; with ``SMG_COMPILE=1`` the modules of the token path and the prompt path are compiled by mypyc.
 
-The sources are the same Python either way, and everything works without the compiled modules: they save a third of the
-CPU of the processes that they run in. ``SMG_COMPILE=0`` leaves them out; so does a machine without a C compiler, ``=1``
-makes that an error.
+The sources are the same Python either way, and everything works without the compiled modules: they save CPU.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -49,17 +46,13 @@ def compiled_modules() -> list[str]:
 
 def extensions() -> list[Extension]:
     """The compiled modules, or none."""
-    wanted = os.environ.get("SMG_COMPILE", "")
-    compiler = (os.environ.get("CC") or "cc").split()[0]
-    if wanted == "0" or (not wanted and shutil.which(compiler) is None):
+    if os.environ.get("SMG_COMPILE") != "1":
         return []
     from mypyc.build import mypycify
 
     modules: list[Extension] = mypycify(
         [*OPTIONS, *compiled_modules()], opt_level="2", debug_level="0", group_name="smg"
     )
-    for module in modules:
-        module.optional = wanted != "1"
     return modules
 
 

@@ -46,7 +46,7 @@ from smg.telemetry.metrics import DetokMetrics
 
 log = logging.getLogger("smg.detok")
 
-SWEEP_SECS = 0.1
+SWEEP_SECS = 0.25
 
 _decode_plan = msgspec.msgpack.Decoder(GenerationPlan).decode
 

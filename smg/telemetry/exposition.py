@@ -105,7 +105,7 @@ class HttpListener(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self.answer = answer
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._thread = threading.Thread(
-            target=self.serve_forever, kwargs={"poll_interval": 0.2}, name=name, daemon=True
+            target=self.serve_forever, kwargs={"poll_interval": 0.5}, name=name, daemon=True
         )
         self._thread.start()
 

@@ -25,7 +25,7 @@ from smg.telemetry.series import (
 )
 
 AGE_BOUNDS = (30, 60, 180, 300, 600, 1200, 3600, 7200, 14400, 28800, 86400)
-LOOP_SAMPLE_SECS = 0.1
+LOOP_SAMPLE_SECS = 0.5  # a process wakes up with cold caches for it
 
 
 class FrontendMetrics:
@@ -271,7 +271,7 @@ class ProcessMetrics:
 
     def __init__(self, role: str) -> None:
         self.loop_delay = Histograms(
-            "smg_process_loop_delay_seconds", "Drift of a 100 ms timer of the event loop", LOOP_DELAY_BUCKETS, "role"
+            "smg_process_loop_delay_seconds", "How late a timer of the event loop fires", LOOP_DELAY_BUCKETS, "role"
         ).child(role)
         self.log_dropped = Gauges("smg_log_dropped_lines", "Log lines dropped because stderr was full").child()
 

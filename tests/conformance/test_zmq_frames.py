@@ -201,8 +201,7 @@ def neutral(case: dict[str, Any], params: dict[str, Any]) -> EngineRequest:
     if "structured_outputs" in params:
         kinds = {"json": "json_schema", "grammar": "ebnf"}
         [name] = [name for name in params["structured_outputs"] if name != "_backend"]
-        value = params["structured_outputs"][name]
-        constraint = Constraint(kinds.get(name, name), value if isinstance(value, str) else json.dumps(value))
+        constraint = Constraint(kinds.get(name, name), params["structured_outputs"][name])
     return request(
         token_ids=case["decoded"][1], sampling=sampling, constraint=constraint, logprobs=params.get("logprobs")
     )

@@ -7,7 +7,6 @@ import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from copy import copy
 from typing import Any
 
 from smg.engines.base import Delta, EngineError, EngineRequest, Sampling
@@ -35,6 +34,18 @@ async def eventually(condition: Callable[[], bool]) -> float:
     return time.monotonic() - start
 
 
+COUNTS = ("finish_reason", "matched_stop", "logprobs", "prompt_logprobs", "prompt_tokens", "completion_tokens",
+          "cached_tokens", "reasoning_tokens", "spec_accepted", "spec_draft", "hidden_states")  # fmt: skip
+
+
+def snapshot(delta: Delta) -> Delta:
+    """What ``delta`` says now: the next message may come in the same object."""
+    kept = Delta(delta.index, delta.token_ids)
+    for name in COUNTS:
+        setattr(kept, name, getattr(delta, name))
+    return kept
+
+
 class Collector:
     """A sink that keeps what it gets; ``first`` is set by the first delta, ``closed`` at the end."""
 
@@ -46,7 +57,7 @@ class Collector:
         self.closed = asyncio.Event()
 
     def on_delta(self, delta: Delta) -> None:
-        self.deltas.append(copy(delta))  # the next one may come in the same object
+        self.deltas.append(snapshot(delta))
         self.first.set()
 
     def on_end(self) -> None:
