@@ -29,7 +29,8 @@ class Choice:
         "_by_token", "_decoder", "_end_ids", "_id_offset", "_id_style", "_keep", "_parser", "_stop", "cached_tokens",
         "completion_tokens", "cut_short", "ended_by_gateway", "engine_reasoning_tokens", "finish_reason",
         "hidden_states", "index", "keep_token_ids", "last", "logprobs", "matched_stop", "pending", "prompt_logprobs",
-        "prompt_tokens", "spec_accepted", "spec_draft", "started", "stop_token_ids", "token_ids", "tokens_seen",
+        "prompt_tokens", "spec_accepted", "spec_draft", "started", "stop_token_ids", "surplus", "token_ids",
+        "tokens_seen",
     )  # fmt: skip
 
     def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
@@ -56,6 +57,7 @@ class Choice:
         self.ended_by_gateway = False
         self.cut_short = False
         self.tokens_seen = 0
+        self.surplus = 0
         self.completion_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -81,6 +83,12 @@ class Choice:
             return max(0, self.engine_reasoning_tokens)
         return self._parser.reasoning_tokens
 
+    @property
+    def output_tokens(self) -> int:
+        """Tokens of the answer: the engine's count if it reports one, without those that came after a stop string."""
+        counted = max(0, self.completion_tokens - self.surplus)
+        return max(counted, self.tokens_seen) if self.cut_short else counted or self.tokens_seen
+
     # Output of the engine ------------------------------------------------------------------------
 
     def feed(self, token_ids: Sequence[int], logprobs: TokenLogprobs | None = None) -> list[ParserEvent]:
@@ -100,12 +108,36 @@ class Choice:
             if self._stop is None and self._parser is not None:
                 return self._parser.feed_pieces(pieces)
             return self._feed_pieces(pieces)
-        text = self._decoder.feed(token_ids)
-        if self._stop is not None:
-            text = self._release(text)
+        text = self._decoder.feed(token_ids) if self._stop is None else self._feed_stop(token_ids)
         if not text:
             return []
         return [ContentDelta(text)] if self._parser is None else self._parser.feed(text)
+
+    def _feed_stop(self, token_ids: Sequence[int]) -> str:
+        """The text that is released, with stop strings to look for."""
+        stop = self._stop
+        assert stop is not None
+        if len(token_ids) == 1:
+            return self._release(self._decoder.feed(token_ids))
+        pieces = self._decoder.pieces(token_ids)
+        text = self._release("".join(pieces))
+        if stop.matched is not None:
+            needed = len(pieces)
+            behind = stop.behind
+            while behind >= len(pieces[needed - 1]):
+                needed -= 1
+                behind -= len(pieces[needed])
+            self._drop(len(pieces) - needed)
+        return text
+
+    def _drop(self, surplus: int) -> None:
+        """The last ``surplus`` tokens came after a stop string: the engine did not know of it yet. They are no part of
+        the answer."""
+        if surplus:
+            self.surplus = surplus
+            self.tokens_seen -= surplus
+            if self.keep_token_ids:
+                del self.token_ids[-surplus:]
 
     def _release(self, text: str) -> str:
         """Text that no stop string can claim any more."""
@@ -139,6 +171,7 @@ class Choice:
         for piece in pieces:
             released.append(self._release(piece))
             if stop.matched is not None:
+                self._drop(len(pieces) - len(released))
                 break
         return parser.feed_pieces(released)
 
@@ -162,6 +195,7 @@ class Choice:
             tracker.released += len(text)
             events += new
             if self.stop_string_matched:
+                self._drop(len(token_ids) - position - 1)
                 break
         return events
 
@@ -234,11 +268,12 @@ class HarmonyChoice(Choice):
     """A choice of a model that speaks Harmony: its parser works on token ids, control tokens included, and cuts each
     message by itself, stop strings as well."""
 
-    __slots__ = ("_harmony",)
+    __slots__ = ("_harmony", "_looks_for_stops")
 
     def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
         super().__init__(index, plan, table, keep_token_ids=keep_token_ids)
         stop, spaces = plan.stop, plan.response.spaces_between_special_tokens
+        self._looks_for_stops = bool(stop.strings)
         self._harmony = HarmonyParser(
             lambda: IncrementalDecoder(table, False, spaces),
             (lambda: StopMatcher(stop.strings, keep=stop.keep)) if stop.strings else None,
@@ -260,16 +295,20 @@ class HarmonyChoice(Choice):
         if self.keep_token_ids:
             self.token_ids += token_ids
         tracker = self.logprobs
-        if tracker is None:
-            events = self._harmony.feed(token_ids)
-        else:
-            events = []
+        if tracker is None and not self._looks_for_stops:
+            return self._harmony.feed(token_ids)
+        events: list[ParserEvent] = []
+        if tracker is not None:
             tracker.reported = tracker.reported or logprobs is not None
-            for position, token in enumerate(token_ids):
-                before = self._harmony.in_content
-                events += self._harmony.feed((token,))
+        for position, token in enumerate(token_ids):
+            before = self._harmony.in_content
+            events += self._harmony.feed((token,))
+            if tracker is not None:
                 tracker.add(token, logprobs, position, 1, answer=before and self._harmony.in_content)
                 tracker.released += 1
+            if self._harmony.matched_stop is not None:
+                self._drop(len(token_ids) - position - 1)
+                break
         if self._harmony.matched_stop is not None:
             self.ended_by_gateway = True
             self.matched_stop = self._harmony.matched_stop

@@ -38,6 +38,11 @@ log = logging.getLogger("smg.detok.run")
 ENGINE_DEADLINE_SLACK_SECS = 5.0
 
 
+def _shown(choice: Choice, token_ids: Sequence[int]) -> Sequence[int]:
+    """Of the tokens just fed to ``choice``, those that belong to the answer."""
+    return token_ids[: -choice.surplus] if choice.surplus else token_ids
+
+
 class PartSink:
     """Receives the engine stream of one prompt part. ``running`` counts the choices that have not ended, ``cut_short``
     tells whether the gateway ended one."""
@@ -164,7 +169,7 @@ class Run:
                 events += choice.end_by_gateway()
         else:
             events += choice.complete(delta)
-        self.renderer.on_tokens(choice, delta.token_ids, events, delta.logprobs)
+        self.renderer.on_tokens(choice, _shown(choice, delta.token_ids), events, delta.logprobs)
         if choice.finish_reason is not None:
             self._choice_finished(sink, choice)
         else:
@@ -176,7 +181,7 @@ class Run:
         events = choice.feed(token_ids)
         if choice.ended_by_gateway and choice.stop_string_matched:
             events += choice.end_by_gateway()
-        self.renderer.on_tokens(choice, token_ids, events, None)
+        self.renderer.on_tokens(choice, _shown(choice, token_ids), events, None)
         if choice.finish_reason is not None:
             self._choice_finished(sink, choice)
 

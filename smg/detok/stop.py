@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 
 class StopMatcher:
-    """Feed text, get the text that is safe to release. After a match ``matched`` names the string and feeds give ""."""
+    """Feed text, get the text that is safe to release. After a match ``matched`` names the string and feeds give "";
+    ``behind`` counts the characters that followed it in its feed."""
 
-    __slots__ = ("_held", "_strings", "keep", "matched")
+    __slots__ = ("_held", "_strings", "behind", "keep", "matched")
 
     def __init__(self, strings: Sequence[str], *, keep: bool = False) -> None:
         """``keep`` leaves the matched string in the text."""
@@ -20,6 +21,7 @@ class StopMatcher:
         self.keep = keep
         self._held = ""
         self.matched: str | None = None
+        self.behind = 0
 
     def feed(self, text: str) -> str:
         if self.matched is not None:
@@ -36,6 +38,7 @@ class StopMatcher:
                 self.matched = string
         if self.matched is not None:
             self._held = ""
+            self.behind = len(text) - best_end
             return text[: best_end if self.keep else best_start]
         hold = self._held_length(text)
         if hold:

@@ -29,10 +29,7 @@ class Usage:
             choice.settle()
             prompt = max(prompt, choice.prompt_tokens)
             cached = max(cached, choice.cached_tokens)
-            if choice.cut_short:
-                self.completion += max(choice.completion_tokens, choice.tokens_seen)
-            else:
-                self.completion += choice.completion_tokens or choice.tokens_seen
+            self.completion += choice.output_tokens
             self.reasoning += choice.reasoning_tokens
             self.accepted += choice.spec_accepted
             self.rejected += max(0, choice.spec_draft - choice.spec_accepted)

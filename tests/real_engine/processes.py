@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -23,11 +24,14 @@ BIN = os.environ.get("SMG_TEST_ENGINE_BIN", "")
 MODEL = os.environ.get("SMG_TEST_ENGINE_MODEL", "")
 START_SECS = 240.0
 STOP_SECS = 30.0
+GRPC_READY = "vLLM gRPC server started"
 OPTIONS = (
     "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "8", "--dtype", "bfloat16",
     "--num-gpu-blocks-override", "128",
     "--structured-outputs-config", '{"backend":"xgrammar","disable_any_whitespace":true}',
 )  # fmt: skip
+# Without a parser the engine's own server refuses requests with tools.
+TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1",
@@ -35,11 +39,17 @@ ENVIRONMENT = {
 }  # fmt: skip
 
 
+_ports = itertools.cycle(range(30000, 31000))
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port nobody listens on, below those that the system gives to outgoing connections: an engine that is
+    restarted must find it free again."""
+    for port in itertools.islice(_ports, 1000):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise OSError("no port is free")
 
 
 def log_dir() -> Path:
@@ -109,6 +119,7 @@ class Engine:
     def __init__(self, mode: str, logs: Path) -> None:
         self.mode = mode
         self.log = logs / f"engine-{mode}.log"
+        self.log.unlink(missing_ok=True)
         self.port = free_port()
         self.directory = Path(tempfile.mkdtemp(prefix="smge-"))
         path = str(self.directory / "e")
@@ -116,16 +127,20 @@ class Engine:
             mode, f"http://127.0.0.1:{self.port}"
         )
         self._dial = handshake_port(path)
+        self._starts = 0
         self.process: Process | None = None
 
     def command(self) -> list[str]:
         address = ["--host", "127.0.0.1", "--port", str(self.port)]
         ranks = ["--data-parallel-size", "1", "--data-parallel-size-local", "1"]
         dial = ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(self._dial)]
-        own = {"zmq": ["--headless", *ranks, *dial], "grpc": ["--grpc", *address], "http": address}[self.mode]
+        own = {"zmq": ["--headless", *ranks, *dial], "grpc": ["--grpc", *address], "http": [*address, *TOOLS]}[
+            self.mode
+        ]
         return [f"{BIN}/vllm", "serve", MODEL, *own, *OPTIONS]
 
     def start(self) -> None:
+        self._starts += 1
         environment = ENVIRONMENT | {"PATH": f"{BIN}:{os.environ['PATH']}"}
         self.process = Process(f"engine {self.mode}", self.command(), self.log, environment)
         # On few cores the engine's busy loops would starve the gateway.
@@ -137,7 +152,7 @@ class Engine:
         if self.mode == "http":
             wait_for(lambda: answers(f"{self.url}/health"), START_SECS, self.alive)
         elif self.mode == "grpc":
-            wait_for(lambda: "vLLM gRPC server started" in self.log.read_text(), START_SECS, self.alive)
+            wait_for(lambda: self.log.read_text().count(GRPC_READY) == self._starts, START_SECS, self.alive)
 
     def alive(self) -> bool:
         return self.process is not None and self.process.running

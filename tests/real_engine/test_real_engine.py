@@ -5,109 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
-import pytest
-from processes import BIN, MODEL, Engine, GatewayProcess, log_dir, wait_for
-
-pytestmark = pytest.mark.skipif(not (BIN and MODEL), reason="SMG_TEST_ENGINE_BIN and SMG_TEST_ENGINE_MODEL are not set")
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-PROMPTS = ("Once upon a time", "The capital of Norway is", "def main():\n    ", "Grüße aus 東京 🐋")
-SCHEMA = {
-    "type": "object",
-    "properties": {"ok": {"type": "boolean"}},
-    "required": ["ok"],
-    "additionalProperties": False,
-}
-
-
-def reference_cases() -> dict[str, dict[str, Any]]:
-    """Requests by name, as the engine's own server takes them."""
-    greedy = {"model": MODEL, "temperature": 0, "max_tokens": 24, "return_token_ids": True}
-    cases = {f"greedy-{number}": greedy | {"prompt": prompt} for number, prompt in enumerate(PROMPTS)}
-    cases["logprobs"] = greedy | {"prompt": PROMPTS[0], "logprobs": 3}
-    cases["logprobs-0"] = greedy | {"prompt": PROMPTS[1], "logprobs": 0}
-    seeded = {"temperature": 0.9, "seed": 1234}
-    cases["seed"] = greedy | seeded | {"prompt": PROMPTS[1]}
-    cases["n"] = greedy | seeded | {"prompt": PROMPTS[0], "n": 3}
-    cases["top-k"] = greedy | seeded | {"prompt": PROMPTS[2], "top_k": 3, "top_p": 0.5, "min_p": 0.05}
-    cases["penalties"] = greedy | {
-        "prompt": PROMPTS[0], "presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.2,
-    }  # fmt: skip
-    cases["bias"] = greedy | {"prompt": PROMPTS[0], "logit_bias": {"9707": 100}, "max_tokens": 4}
-    cases["regex"] = greedy | {"prompt": PROMPTS[1], "regex": r"It is (sunny|rainy) in Oslo\."}
-    cases["schema"] = greedy | {"prompt": PROMPTS[1], "json_schema": json.dumps(SCHEMA), "max_tokens": 60}
-    return cases
-
-
-def for_engine(body: dict[str, Any]) -> dict[str, Any]:
-    """The request in the words of the engine's own server."""
-    body = dict(body)
-    if "regex" in body:
-        body["structured_outputs"] = {"regex": body.pop("regex")}
-    if "json_schema" in body:
-        body["structured_outputs"] = {"json": json.loads(body.pop("json_schema"))}
-    return body
-
-
-def with_stops(answers: dict[str, Any], cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Requests that stop in the middle of the known greedy outputs."""
-    choice = answers["greedy-0"]["choices"][0]
-    text, ids = choice["text"], choice["token_ids"]
-    base = cases["greedy-0"]
-    middle = len(text) // 2
-    return {
-        "stop-string": base | {"stop": [text[middle : middle + 5]]},
-        "stop-kept": base | {"stop": [text[middle : middle + 5]], "include_stop_str_in_output": True},
-        "stop-token": base | {"stop_token_ids": [ids[9]]},
-    }
-
-
-@pytest.fixture(scope="module")
-def logs() -> Path:
-    return log_dir()
-
-
-@pytest.fixture(scope="module")
-def reference(logs: Path) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """Request and answer by name, from the engine's own HTTP server."""
-    engine = Engine("http", logs)
-    engine.start()
-    try:
-        engine.wait_ready()
-        client = httpx.Client(base_url=engine.url, timeout=120.0)
-
-        def ask(body: dict[str, Any]) -> Any:
-            answer = client.post(COMPLETIONS, json=for_engine(body))
-            assert answer.status_code == 200, answer.text
-            return answer.json()
-
-        cases = reference_cases()
-        answers = {name: ask(body) for name, body in cases.items()}
-        stops = with_stops(answers, cases)
-        return {name: (body, answers.get(name) or ask(body)) for name, body in (cases | stops).items()}
-    finally:
-        engine.stop()
-
-
-@pytest.fixture(scope="module", params=["zmq", "grpc"])
-def gateway(request: pytest.FixtureRequest, reference: object, logs: Path) -> Iterator[GatewayProcess]:
-    """A gateway in front of a running engine. The reference's engine has ended before: two do not fit the machine."""
-    engine = Engine(request.param, logs)
-    gateway = GatewayProcess(engine, logs)
-    gateway.start()
-    engine.start()
-    try:
-        engine.wait_ready()
-        gateway.wait_ready()
-        yield gateway
-    finally:
-        gateway.stop()
-        engine.stop()
+from processes import MODEL, GatewayProcess, wait_for
+from prompts import CHAT, COMPLETIONS, SCHEMA
 
 
 def ask(gateway: GatewayProcess, body: dict[str, Any], path: str = COMPLETIONS) -> Any:
@@ -122,47 +23,6 @@ def events(gateway: GatewayProcess, body: dict[str, Any], path: str = COMPLETION
         data = [line[6:] for line in response.iter_lines() if line.startswith("data: ")]
     assert data[-1] == "[DONE]"
     return [json.loads(item) for item in data[:-1]]
-
-
-def without_eos(ids: list[int]) -> list[int]:
-    """Some servers show the end-of-sequence token that ended an answer, others do not."""
-    return ids[:-1] if ids and ids[-1] in (151643, 151645) else ids
-
-
-def same_logprobs(ours: Any, theirs: Any) -> None:
-    assert ours["tokens"] == theirs["tokens"]
-    assert ours["token_logprobs"] == pytest.approx(theirs["token_logprobs"], abs=1e-3)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_gateway_says_what_the_engine_says(
-    gateway: GatewayProcess, reference: dict[str, tuple[dict[str, Any], dict[str, Any]]], streaming: bool
-) -> None:
-    different = []
-    for name, (body, theirs) in reference.items():
-        body = {key: value for key, value in body.items() if key != "include_stop_str_in_output"}
-        if name == "stop-kept":
-            body["no_stop_trim"] = True
-        if streaming:
-            chunks = [chunk["choices"][0] for chunk in events(gateway, body) if chunk["choices"]]
-            got = [
-                {
-                    "text": "".join(c["text"] for c in chunks if c["index"] == index),
-                    "finish_reason": [c["finish_reason"] for c in chunks if c["index"] == index][-1],
-                }
-                for index in range(body.get("n", 1))
-            ]
-        else:
-            got = ask(gateway, body)["choices"]
-        for ours, choice in zip(got, theirs["choices"], strict=True):
-            same = (ours["text"], ours["finish_reason"]) == (choice["text"], choice["finish_reason"])
-            if not streaming and not name.startswith("stop-"):
-                same = same and without_eos(ours["token_ids"]) == without_eos(choice["token_ids"])
-                if "logprobs" in body:
-                    same_logprobs(ours["logprobs"], choice["logprobs"])
-            if not same:
-                different.append((name, ours, choice))
-    assert different == []
 
 
 def chat(content: str = "hello", *, thinking: bool = False, **fields: Any) -> dict[str, Any]:
@@ -193,7 +53,7 @@ def test_thought_and_tool_call_are_told_from_text(gateway: GatewayProcess) -> No
 def test_forced_output_is_what_was_asked_for(gateway: GatewayProcess) -> None:
     schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
     choice = ask(gateway, chat(response_format=schema, max_tokens=60), CHAT)["choices"][0]
-    assert json.loads(choice["message"]["content"]).keys() == {"ok"}
+    assert json.loads(choice["message"]["content"]).keys() == {"ok", "tags"}
     assert choice["finish_reason"] == "stop"
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from smg.detok.choice import Choice
+from smg.detok.choice import Choice, make_choice
 from smg.detok.render.factory import make_renderer
 from smg.detok.usage import Usage
 from smg.engines.base import Delta, TokenLogprobs
@@ -22,6 +22,7 @@ from smg.messages import (
     ResponsePlan,
     StopPlan,
 )
+from smg.models.harmony.tokens import CHANNEL, MESSAGE, TOKEN_IDS
 from smg.simengine.vocabulary import SHIPPED_MODEL
 from smg.vocab.decode import DecodeTable
 from smg.vocab.encoder import Encoder
@@ -107,6 +108,23 @@ def test_logprobs_leave_out_tokens_of_a_stop_string_and_reasoning() -> None:
     assert choice.logprobs is not None
     entries = [entry for entry in choice.logprobs.take() if entry.answer]
     assert b"".join(TABLE.token_bytes(entry.token_id) for entry in entries).decode() == "go "
+
+
+@pytest.mark.parametrize("parser", [ParserPlan(), ParserPlan(reasoning="qwen3"), ParserPlan(harmony=True)])
+@pytest.mark.parametrize("logprobs", [False, True])
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_tokens_behind_a_stop_string_count_nowhere(parser: ParserPlan, logprobs: bool, size: int) -> None:
+    """A busy gateway reads several tokens at once; the engine's own count includes those it made meanwhile."""
+    head = [TOKEN_IDS[CHANNEL], *ENCODER.encode("final"), TOKEN_IDS[MESSAGE]] if parser.harmony else []
+    answer = [*head, *ENCODER.encode("Grüße 🐋 go "), *ENCODER.encode("STOP")]
+    ids = answer + ENCODER.encode(" 🦑 and more")
+    shown = {"logprobs": 1} if logprobs else {}
+    choice = make_choice(0, plan(StopPlan(strings=["STOP"]), parser, **shown), TABLE, keep_token_ids=True)
+    fed = feed(choice, ids, size, logprobs)
+    choice.completion_tokens = choice.tokens_seen + choice.surplus
+    assert content(fed + choice.end_by_gateway()) == "Grüße 🐋 go "
+    assert choice.token_ids == answer
+    assert choice.output_tokens == len(answer)
 
 
 def test_logprobs_of_a_character_that_spans_tokens_come_together() -> None:

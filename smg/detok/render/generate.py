@@ -47,7 +47,7 @@ class _Shared(Output):
                 meta["input_token_logprobs"] = _pairs(choice.prompt_logprobs)
             if self.logprobs[choice.index]:
                 meta["output_token_logprobs"] = self.logprobs[choice.index]
-        meta["completion_tokens"] = choice.completion_tokens or choice.tokens_seen
+        meta["completion_tokens"] = choice.output_tokens
         meta["cached_tokens"] = choice.cached_tokens
         meta["reasoning_tokens"] = choice.reasoning_tokens
         if choice.hidden_states is not None:
@@ -132,7 +132,7 @@ class GenerateAnswer(_Shared):
         if reason == "stop":
             reason = {"type": "stop"}
         elif reason == "length":
-            reason = {"type": "length", "length": choice.completion_tokens or choice.tokens_seen}
+            reason = {"type": "length", "length": choice.output_tokens}
         meta = self.meta(choice, self.plan.response.body_id, reason)
         meta["e2e_latency"] = time.monotonic() - self.begun
         if choice.matched_stop is not None:

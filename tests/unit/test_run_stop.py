@@ -1,0 +1,95 @@
+"""A stream that reads several engine messages at once ends exactly at its stop string, tokens and usage included."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from smg.detok.run import Run
+from smg.engines.base import Delta
+from smg.messages import (
+    Dispatch,
+    GenerationPlan,
+    ParserPlan,
+    PromptPart,
+    ResponsePlan,
+    Route,
+    StopPlan,
+    WorkerRef,
+)
+from smg.simengine.vocabulary import SHIPPED_MODEL
+from smg.vocab.decode import DecodeTable
+from smg.vocab.encoder import Encoder
+from smg.vocab.load import load_model_dir
+
+ENCODER = Encoder(load_model_dir(str(SHIPPED_MODEL)), fast=False)
+TABLE = DecodeTable.build(ENCODER.tokenizer, ENCODER.special_ids)
+
+
+class Engine:
+    """Client and call in one: it never answers by itself."""
+
+    aborted = False
+
+    def generate(self, *_: Any, **__: Any) -> Engine:
+        return self
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Anything:
+    """Metrics that nobody reads."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_, **__: None
+
+
+class Host:
+    """Keeps what goes to the client; ``flush`` is called by the test, as if all messages came in one loop iteration."""
+
+    index = 0
+    metrics = Anything()
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        self.sent: list[bytes] = []
+
+    def client(self, worker: WorkerRef) -> Engine:
+        return self.engine
+
+    def to_frontend(self, frontend: int, message: Any) -> None:
+        self.sent.append(message.body)
+
+    def to_router(self, message: Any) -> None: ...
+
+    def write(self, run: Run) -> None: ...
+
+    def finished(self, run: Run) -> None: ...
+
+
+@pytest.mark.parametrize("api", ["chat", "completions"])
+def test_a_late_reader_shows_no_token_behind_the_stop_string(api: str) -> None:
+    part = PromptPart("e", 3, {"vllm": b""})
+    response = ResponsePlan(api, "id", "id", "m", 0, True, include_usage=True, return_token_ids=True)
+    plan = GenerationPlan(1, 0, "t", [part], StopPlan(strings=["STOP"]), ParserPlan(), response)
+    host = Host()
+    dispatch = Dispatch(1, 0, [WorkerRef("grpc://w", "vllm")], Route(1, 0, "m", [], b""))
+    run = Run(host, dispatch, plan, TABLE)  # type: ignore[arg-type]
+    run.start()
+    answer = [*ENCODER.encode("Grüße "), *ENCODER.encode("STOP")]
+    [sink] = run.sinks
+    for count, token in enumerate([*answer, *ENCODER.encode(" and more")], 1):
+        delta = Delta(0, [token])
+        delta.completion_tokens = count
+        sink.on_delta(delta)
+    run.flush()
+
+    events = [json.loads(line[6:]) for line in b"".join(host.sent).splitlines() if line.startswith(b"data: {")]
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [token for choice in choices for token in choice.get("token_ids") or ()] == answer
+    assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
+    assert events[-1]["usage"]["completion_tokens"] == len(answer)
+    assert host.engine.aborted
