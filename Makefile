@@ -13,8 +13,8 @@ compile:         ## compile the hot modules in place (a few minutes); to be done
 	SMG_COMPILE=1 $(PYTHON) setup.py -q build_ext --inplace
 
 interpret:       ## remove the compiled modules
-	rm -rf build
-	find . -path ./.venv -prune -o -path ./.ci-venv -prune -o -name '*.so' -print | xargs rm -f
+	rm -rf build smg__mypyc.*.so
+	find smg -name '*.so' -delete
 
 serve:           ## gateway and embedded engine on http://127.0.0.1:8080, no GPU, no download
 	$(PYTHON) -m smg serve --backend sim --router-reasoning-parser qwen3 --router-tool-call-parser qwen

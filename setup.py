@@ -6,7 +6,6 @@ The sources are the same Python either way, and everything works without the com
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -50,11 +49,8 @@ def extensions() -> list[Extension]:
         return []
     from mypyc.build import mypycify
 
-    modules: list[Extension] = mypycify(
-        [*OPTIONS, *compiled_modules()], opt_level="2", debug_level="0", group_name="smg"
-    )
-    return modules
+    options = [*OPTIONS, *compiled_modules()]
+    return list(mypycify(options, opt_level="2", debug_level="0", group_name="smg"))
 
 
-sys.path.insert(0, str(Path(__file__).parent))
 setup(ext_modules=extensions())

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from smg.messages import ContentDelta, ParserEvent, ReasoningDelta
-from smg.models.doubt import Closed, Unclear
 from smg.models.family import (
     Family,
     OutputParser,
@@ -113,6 +112,14 @@ def _structural_tag(request: TagRequest) -> dict[str, Any]:
     return {"format": {"type": "triggered_tags", "triggers": [_BEGIN, _CALL], "tags": tags, "at_least_one": True}}
 
 
+class _Unclear(ReasoningDelta, tag="unclear", frozen=True):
+    """Text from a section opener inside an open thought on. Never leaves this module."""
+
+
+class _Closed(ReasoningDelta, tag="closed", frozen=True):
+    """The tag that closes such a thought. Never leaves this module either."""
+
+
 _THINKING = link(
     {
         "plain": Rules(ContentDelta, {"<think>": Move("reason")}),
@@ -120,8 +127,8 @@ _THINKING = link(
             ReasoningDelta,
             {"<think>": Move("reason"), "</think>": Move("done"), _BEGIN: Move("unclear", keep=True)},
         ),
-        "unclear": Rules(Unclear, {"<think>": Move("unclear"), "</think>": Move("closed", keep=True)}),
-        "closed": Rules(Closed, other="done"),
+        "unclear": Rules(_Unclear, {"<think>": Move("unclear"), "</think>": Move("closed", keep=True)}),
+        "closed": Rules(_Closed, other="done"),
         "done": Rules(ContentDelta),
     }
 )
@@ -163,9 +170,9 @@ class ThinkingParser:
         """``events`` with the unclear text held back until the thought is closed."""
         out: list[ParserEvent] = []
         for event in events:
-            if isinstance(event, Unclear):
+            if isinstance(event, _Unclear):
                 self._unclear.append(event.text)
-            elif isinstance(event, Closed):
+            elif isinstance(event, _Closed):
                 out.append(ReasoningDelta("".join(self._unclear)))
                 self._unclear.clear()
             else:
