@@ -21,6 +21,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -53,25 +54,27 @@ def peer_address(run_dir: Path, role: str, index: int, generation: int) -> str:
     return f"ipc://{run_dir}/{role}{index}.{generation}"
 
 
-class Inbox:
-    """Receives packed frames and hands every message to ``handler``, in order, on the loop."""
+# What a process does with a message, by its type. The messages of other types are dropped.
+Handlers = dict[type, Callable[[Any], None]]
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], address: str, handler: Callable[[RingMessage], None]
-    ) -> None:
+
+class Inbox:
+    """Receives packed frames and hands every message to the handler of its type, in order, on the loop."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, handlers: Handlers) -> None:
         self._socket = context.socket(zmq.PULL)
         self._socket.set(zmq.RCVHWM, 0)
         self._socket.set(zmq.LINGER, 0)
         self._socket.bind(address)
         self._path = address.removeprefix("ipc://")
-        self._handler = handler
+        self._handlers = handlers
         self._loop = asyncio.get_running_loop()
         self._fd: int = self._socket.get(zmq.FD)  # type: ignore[assignment]
         self._loop.add_reader(self._fd, self._drain)
         self._loop.call_soon(self._drain)
 
     def _drain(self) -> None:
-        socket, handler = self._socket, self._handler
+        socket, handlers = self._socket, self._handlers
         if socket.closed:
             return
         try:
@@ -84,7 +87,9 @@ class Inbox:
             if turn:
                 frame = socket.recv(_NOBLOCK)
             for message in _decode(frame):
-                handler(message)
+                handler = handlers.get(type(message))
+                if handler is not None:
+                    handler(message)
             if not socket.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
                 return
         # The descriptor is edge-triggered: frames may be left without another edge.

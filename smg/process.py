@@ -26,8 +26,8 @@ import uvloop
 import zmq
 
 from smg import listeners
-from smg.ipc import Inbox, Links, peer_address
-from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready, RingMessage
+from smg.ipc import Handlers, Inbox, Links, peer_address
+from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready
 from smg.settings import Settings
 from smg.telemetry.logs import setup_logging
 from smg.telemetry.metrics import ProcessMetrics
@@ -78,7 +78,8 @@ class ControlChannel:
 
 
 class ChildProcess:
-    """Base of the processes of the ring. Subclasses set ``role`` and ``talks_to`` and override the hooks."""
+    """Base of the processes of the ring. Subclasses set ``role`` and ``talks_to``, override the hooks, and put their
+    ``handlers`` of ring messages into the table before they are ready."""
 
     role = "child"
     talks_to: tuple[str, ...] = ()
@@ -90,6 +91,7 @@ class ChildProcess:
         self.run_dir = run_dir
         self.control = control
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self.handlers: Handlers = {}
         self.draining = False
         self.drain_deadline = 0.0
         self._stopped = asyncio.Event()
@@ -100,10 +102,6 @@ class ChildProcess:
     async def start(self) -> str:
         """Load what the process needs before it is ready; returns a word for the start-up line."""
         return ""
-
-    def on_message(self, message: RingMessage) -> None:
-        """A message of the ring."""
-        raise NotImplementedError
 
     def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
         """The table of live peers changed."""
@@ -134,7 +132,7 @@ class ChildProcess:
         loop = asyncio.get_running_loop()
         address = peer_address(self.run_dir, self.role, self.index, self.generation)
         self.links = Links(self.context, self.talks_to)
-        self.inbox = Inbox(self.context, address, self.on_message)
+        self.inbox = Inbox(self.context, address, self.handlers)
         loop.add_reader(self.control.fileno(), self._read_control)
         detail = await self.start()
         self.spawn(ProcessMetrics(self.role).watch_loop(), "loop delay")

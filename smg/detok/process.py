@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -68,7 +67,7 @@ class DetokProcess(ChildProcess):
         self._frontends, self._routers = self.links.of("frontend"), self.links.of("router")
         self._empty = asyncio.Event()
         self._empty.set()
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self.handlers |= {
             Dispatch: self._on_dispatch, Abort: self._on_abort, ModelTable: self._on_models,
             EngineAttach: self._on_attach, EngineDetach: self._on_detach, EngineCall: self._on_engine_call,
         }  # fmt: skip
@@ -87,11 +86,6 @@ class DetokProcess(ChildProcess):
             await client.close()
 
     # Ring -----------------------------------------------------------------------------------------
-
-    def on_message(self, message: RingMessage) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(message)
 
     def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
         for peer in vanished:

@@ -11,15 +11,17 @@ from typing import Any
 
 
 class CorkedTransport:
-    """Wraps a transport: ``write`` is delayed to the end of the loop iteration, ``flush`` and ``close`` send at once.
-    Everything else goes to the wrapped transport. ``holding`` is what waits."""
+    """Wraps a transport: ``write`` is delayed to the end of the loop iteration, ``flush``, ``write_now``,
+    ``write_chunk`` and ``close`` send at once. Everything else goes to the wrapped transport. ``holding`` is what
+    waits; ``paused``, kept by the protocol, is true while the transport has more to send than it should hold."""
 
-    __slots__ = ("_loop", "holding", "inner")
+    __slots__ = ("_loop", "holding", "inner", "paused")
 
     def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.inner = inner
         self._loop = loop
         self.holding: list[bytes] = []
+        self.paused = False
 
     def write(self, data: bytes) -> None:
         if not self.holding:
@@ -34,6 +36,21 @@ class CorkedTransport:
             parts.clear()
             if not self.inner.is_closing():
                 self.inner.write(data)
+
+    def write_now(self, data: bytes) -> None:
+        """Write, behind what was written before, however much the client has left to read."""
+        self.flush()
+        if not self.inner.is_closing():
+            self.inner.write(data)
+
+    def write_chunk(self, body: bytes) -> bool:
+        """Write one HTTP chunk of the running response now; False, and nothing written, when the client is too slow."""
+        if self.paused:
+            return False
+        if self.holding:
+            self.flush()
+        self.inner.write(b"%x\r\n%b\r\n" % (len(body), body))
+        return True
 
     def close(self) -> None:
         self.flush()

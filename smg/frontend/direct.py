@@ -195,7 +195,7 @@ class DirectExchange(Exchange):
 
     def _write(self, data: bytes) -> None:
         if self.connection is not None:
-            self.connection.write_now(data)
+            self.connection.corked.write_now(data)
 
     def _finish(self) -> None:
         connection = self.connection

@@ -11,9 +11,11 @@ States: WAITING (nothing sent) -> STARTING (head known, coroutine not run yet) -
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from smg.messages import Reply, StreamStart
+from smg.messages import Reply, StreamData, StreamStart
 
 if TYPE_CHECKING:
     from smg.frontend.server import GatewayProtocol
@@ -71,7 +73,7 @@ class Exchange:
         """More bytes of the stream."""
         if self.state == STREAMING and not self.pending:
             self.last_write = now
-            if self.connection is not None and self.connection.write_chunk(body):
+            if self.connection is not None and self.connection.corked.write_chunk(body):
                 return
         if self.state in (STARTING, STREAMING):
             self.pending.append(body)
@@ -103,7 +105,7 @@ class Exchange:
         """The transport takes bytes again."""
         if self.state != STREAMING or not self.pending or self.connection is None:
             return
-        if self.connection.write_chunk(b"".join(self.pending)):
+        if self.connection.corked.write_chunk(b"".join(self.pending)):
             self.pending.clear()
             self.pending_bytes = 0
 
@@ -139,6 +141,17 @@ class Exchange:
     def _finish(self) -> None:
         """Nothing more comes."""
         raise NotImplementedError
+
+
+def data_handler(exchanges: dict[int, Exchange]) -> Callable[[StreamData], None]:
+    """What the frontend does for every token: one function, from the message to the transport."""
+
+    def on_data(message: StreamData) -> None:
+        exchange = exchanges.get(message.seq)
+        if exchange is not None:
+            exchange.data(message.body, time.time())
+
+    return on_data
 
 
 class AwaitedExchange(Exchange):

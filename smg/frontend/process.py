@@ -12,13 +12,12 @@ import logging
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any
 
 from smg.api.errors import ApiError, refused, render_error
 from smg.api.stream_errors import stream_error_frames
 from smg.frontend.admission import Admission
 from smg.frontend.app import App
-from smg.frontend.exchange import STREAMING, WAITING, Exchange
+from smg.frontend.exchange import STREAMING, WAITING, Exchange, data_handler
 from smg.frontend.server import HttpServer
 from smg.frontend.sessions.manager import Sessions
 from smg.frontend.sessions.turn import TurnExchange
@@ -61,10 +60,10 @@ class FrontendProcess(ChildProcess):
         self._tokenizers: list[Peer] = []
         self._seq = 0
         self._pool_load: dict[tuple[int, int], int] = {}
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            Owner: self._on_owner, Reply: self._on_reply, StreamStart: self._on_start, StreamData: self._on_data,
-            StreamEnd: self._on_end, ModelTable: self._on_models, TurnEvents: self._on_turn_events,
-            TurnEnd: self._on_turn_end,
+        self.handlers |= {
+            Owner: self._on_owner, Reply: self._on_reply, StreamStart: self._on_start,
+            StreamData: data_handler(self.exchanges), StreamEnd: self._on_end, ModelTable: self._on_models,
+            TurnEvents: self._on_turn_events, TurnEnd: self._on_turn_end,
         }  # fmt: skip
         self.metrics = FrontendMetrics()
         self.admission = Admission(self.settings)
@@ -156,16 +155,6 @@ class FrontendProcess(ChildProcess):
             self._pool_load.pop(exchange.tokenizer, None)
 
     # In: from the ring ---------------------------------------------------------------------------
-
-    def on_message(self, message: RingMessage) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(message)
-
-    def _on_data(self, message: StreamData) -> None:
-        exchange = self.exchanges.get(message.seq)
-        if exchange is not None:
-            exchange.data(message.body, time.time())
 
     def _on_owner(self, message: Owner) -> None:
         exchange = self.exchanges.get(message.seq)

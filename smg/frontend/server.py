@@ -58,8 +58,8 @@ class GatewayProtocol(HttpToolsProtocol):
     # Connection ----------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._corked = CorkedTransport(transport, self.loop)  # type: ignore[arg-type]
-        super().connection_made(self._corked)  # type: ignore[arg-type]
+        self.corked = CorkedTransport(transport, self.loop)  # type: ignore[arg-type]
+        super().connection_made(self.corked)  # type: ignore[arg-type]
         if self.metrics is not None:
             self.metrics.connections_active.inc()
         self._arm_head_timer()
@@ -76,8 +76,13 @@ class GatewayProtocol(HttpToolsProtocol):
         if exchange is not None:
             exchange.client_gone()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.corked.paused = True
+
     def resume_writing(self) -> None:
         super().resume_writing()
+        self.corked.paused = False
         if self.exchange is not None:
             self.exchange.writable()
 
@@ -192,28 +197,11 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
 
-    # Token path ----------------------------------------------------------------------------------
+    # Answers ----------------------------------------------------------------------------------
 
     def default_head(self) -> bytes:
         """Header lines of every answer."""
         return b"".join([b"%b: %b\r\n" % pair for pair in self.server_state.default_headers])
-
-    def write_now(self, data: bytes) -> None:
-        """Write, behind what was written before, however much the client has left to read."""
-        corked = self._corked
-        corked.flush()
-        if not corked.inner.is_closing():
-            corked.inner.write(data)
-
-    def write_chunk(self, body: bytes) -> bool:
-        """Write one HTTP chunk of the running response now; False, and nothing written, when the client is too slow."""
-        if self.flow.write_paused:
-            return False
-        corked = self._corked
-        if corked.holding:
-            corked.flush()
-        corked.inner.write(b"%x\r\n%b\r\n" % (len(body), body))
-        return True
 
 
 class HttpServer:

@@ -12,7 +12,6 @@ import logging
 import time
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,7 +30,6 @@ from smg.messages import (
     Peer,
     Redispatch,
     Reply,
-    RingMessage,
     Route,
     TokenizerSource,
     WorkerReport,
@@ -79,7 +77,7 @@ class RouterProcess(ChildProcess):
         self.zmq = ZmqWorkers(self)
         self.lifecycle = Lifecycle(self)
         self.admin = Admin(self)
-        self._handlers: dict[type, Callable[[Any], None]] = {
+        self.handlers |= {
             Route: self._on_route, Redispatch: self._on_redispatch, WorkerReport: self._on_report,
             DetokLoad: self._on_detok_load, AdminCall: self.admin.on_call, EngineLink: self.zmq.on_link,
             EngineLoad: self.zmq.on_load, EngineAnswer: self.zmq.on_answer,
@@ -133,11 +131,6 @@ class RouterProcess(ChildProcess):
         self.metrics.worker_removed(worker.name)
 
     # Ring -----------------------------------------------------------------------------------------
-
-    def on_message(self, message: RingMessage) -> None:
-        handler = self._handlers.get(type(message))
-        if handler is not None:
-            handler(message)
 
     def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
         self._detoks = sorted(self.links.of("detok"))

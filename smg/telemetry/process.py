@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from smg.listeners import inherited
-from smg.messages import ModelTable, RingMessage
+from smg.messages import ModelTable
 from smg.process import ChildProcess
 from smg.readiness import readiness
 from smg.telemetry.exposition import serve_metrics, serve_probes
@@ -21,6 +21,7 @@ class TelemetryProcess(ChildProcess):
 
     async def start(self) -> str:
         self.models = ModelTable(0, [], [])
+        self.handlers[ModelTable] = self._on_models
         listeners = inherited()
         self._servers = []
         if listeners.metrics is not None:
@@ -29,9 +30,8 @@ class TelemetryProcess(ChildProcess):
             self._servers.append(serve_probes(listeners.probes, self._readiness))
         return f"metrics port {self.settings.prometheus_port}"
 
-    def on_message(self, message: RingMessage) -> None:
-        if isinstance(message, ModelTable):
-            self.models = message
+    def _on_models(self, message: ModelTable) -> None:
+        self.models = message
 
     def _readiness(self) -> tuple[int, dict[str, Any]]:
         return readiness(self.models, draining=self.draining)

@@ -14,7 +14,7 @@ from collections import deque
 from smg.api.entry import handle
 from smg.api.errors import ApiError, refused, render_error
 from smg.api.plan import Planned
-from smg.messages import ModelTable, Reply, RingMessage, Submit
+from smg.messages import ModelTable, Reply, Submit
 from smg.process import ChildProcess
 from smg.telemetry.metrics import PoolMetrics
 from smg.tokenizer_pool.context import PoolContext
@@ -39,6 +39,7 @@ class TokenizerProcess(ChildProcess):
         self.loop = asyncio.get_running_loop()
         self.pool = PoolContext(self.settings, self.run_dir, self.metrics, self._loaded)
         self._working = False
+        self.handlers |= {Submit: self._on_submit, ModelTable: self._on_models}
         return ""
 
     async def drain(self) -> None:
@@ -47,15 +48,15 @@ class TokenizerProcess(ChildProcess):
 
     # Ring -----------------------------------------------------------------------------------------
 
-    def on_message(self, message: RingMessage) -> None:
-        if isinstance(message, Submit):
-            self.queue.append(message)
-            if not self._working:
-                self._working = True
-                self.loop.call_soon(self._work)
-        elif isinstance(message, ModelTable):
-            self.pool.update(message)
-            self._loaded()
+    def _on_submit(self, message: Submit) -> None:
+        self.queue.append(message)
+        if not self._working:
+            self._working = True
+            self.loop.call_soon(self._work)
+
+    def _on_models(self, message: ModelTable) -> None:
+        self.pool.update(message)
+        self._loaded()
 
     def _loaded(self) -> None:
         """Models or tokenizers changed: parked requests get another try."""
