@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from smg.messages import Reply, StreamData, StreamStart
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 WAITING, STARTING, STREAMING, DONE = range(4)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Exchange:
     """See the module's text. ``owner`` is the detok process that owns the stream (-1: none yet)."""
 
@@ -154,6 +157,7 @@ def data_handler(exchanges: dict[int, Exchange]) -> Callable[[StreamData], None]
     return on_data
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class AwaitedExchange(Exchange):
     """An exchange with a coroutine that awaits ``head`` and then ``done``, and writes the head and the end."""
 

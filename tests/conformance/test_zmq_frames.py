@@ -191,6 +191,11 @@ def request(**fields: Any) -> EngineRequest:
     return EngineRequest("r", "chat", "", prompt, fields.pop("stream", False), sampling, eos_ids=eos, **fields)
 
 
+def as_text(grammar: str | dict[str, Any]) -> str:
+    """A grammar as the gateway carries it. The recordings hold schemas as objects; vLLM takes text as well."""
+    return grammar if isinstance(grammar, str) else msgspec.json.encode(grammar).decode()
+
+
 def neutral(case: dict[str, Any], params: dict[str, Any]) -> EngineRequest:
     """The engine-neutral form of a recorded request."""
     names = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty")
@@ -201,7 +206,7 @@ def neutral(case: dict[str, Any], params: dict[str, Any]) -> EngineRequest:
     if "structured_outputs" in params:
         kinds = {"json": "json_schema", "grammar": "ebnf"}
         [name] = [name for name in params["structured_outputs"] if name != "_backend"]
-        constraint = Constraint(kinds.get(name, name), params["structured_outputs"][name])
+        constraint = Constraint(kinds.get(name, name), as_text(params["structured_outputs"][name]))
     return request(
         token_ids=case["decoded"][1], sampling=sampling, constraint=constraint, logprobs=params.get("logprobs")
     )
@@ -226,7 +231,7 @@ def test_requests_to_vllm_say_what_recorded_ones_say(case: dict[str, Any]) -> No
     structured = ours.pop("structured_outputs", None)
     if structured is not None:
         assert structured.pop("_backend") == "xgrammar"
-        recorded = {name: value for name, value in params["structured_outputs"].items() if name != "_backend"}
+        recorded = {name: as_text(value) for name, value in params["structured_outputs"].items() if name != "_backend"}
         assert structured == recorded
     # An end-of-sequence id that is sent as such need not be repeated as a stop token.
     ends = {*ours.pop("stop_token_ids"), *([ours["_eos_token_id"]] if "_eos_token_id" in ours else [])}

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ _LONG = 128
 # Ids below this have their varint in a table; a prompt with a larger one is written by the library.
 _TABLE_SIZE = 1 << 19
 
-_Words = NDArray[np.uint32]
+_Words: TypeAlias = NDArray[np.uint32]
 
 
 def varint(value: int) -> bytes:
