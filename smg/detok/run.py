@@ -276,7 +276,7 @@ class Run:
         tokens = 0
         for choice in sink.choices:
             choice.settle()
-            tokens += choice.completion_tokens or choice.tokens_seen
+            tokens += choice.output_tokens
         prompt = self.plan.parts[sink.part_index].prompt_tokens
         worker = sink.worker
         key = self.route.routing_key

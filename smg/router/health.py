@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from smg.engines.base import EngineError
+from smg.router.breaker import OPEN
 from smg.router.spec import HealthSpec
 from smg.router.worker import DRAINING, NOT_READY, PENDING, READY, Worker
 from smg.settings import Settings
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("smg.router.health")
 
 MIN_PAUSE = 0.05
+# A worker that failed is probed at least this often: it is wanted back as soon as it can.
+SUSPECT_SECS = 2.0
 IDLE_PAUSE = 3600.0
 
 
@@ -65,6 +68,11 @@ class Watch:
     def __init__(self, router: RouterProcess, url: str) -> None:
         self.router = router
         self.url = url
+        self._hurry = asyncio.Event()
+
+    def hurry(self) -> None:
+        """Requests fail: look sooner than planned."""
+        self._hurry.set()
 
     def _workers(self) -> list[Worker]:
         workers = self.router.registry.find_url(self.url)
@@ -72,20 +80,28 @@ class Watch:
 
     async def run(self) -> None:
         """Probe and poll, each at its own interval; the first load report is fetched at once."""
-        next_health = next_load = 0.0
+        # The registration has just been a successful probe.
+        last_health, next_load = time.monotonic(), 0.0
         while workers := self._workers():
             rules = HealthRules.of(self.router.settings, workers[0].spec)
             now = time.monotonic()
             if rules.load_interval and now >= next_load:
                 next_load = now + rules.load_interval
                 await self._poll_load(workers[0], rules)
-            if rules.health_interval and now >= next_health:
-                # The registration has just been a successful probe.
-                if next_health:
-                    await self._probe(workers[0], rules)
-                next_health = now + rules.health_interval
-            times = [next_health] * bool(rules.health_interval) + [next_load] * bool(rules.load_interval)
-            await asyncio.sleep(max(MIN_PAUSE, min(times) - time.monotonic()) if times else IDLE_PAUSE)
+            if rules.health_interval and now >= last_health + self._interval(rules):
+                last_health = now
+                await self._probe(workers[0], rules)
+            times = [last_health + self._interval(rules)] * bool(rules.health_interval)
+            times += [next_load] * bool(rules.load_interval)
+            pause = max(MIN_PAUSE, min(times) - time.monotonic()) if times else IDLE_PAUSE
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hurry.wait(), pause)
+            self._hurry.clear()
+
+    def _interval(self, rules: HealthRules) -> float:
+        """Seconds from one health probe to the next."""
+        suspect = any(worker.status == NOT_READY or worker.breaker.state == OPEN for worker in self._workers())
+        return min(rules.health_interval, SUSPECT_SECS) if suspect else rules.health_interval
 
     async def _probe(self, first: Worker, rules: HealthRules) -> None:
         healthy = False
@@ -107,11 +123,15 @@ class Watch:
     def observe(self, worker: Worker, rules: HealthRules, *, healthy: bool) -> None:
         """Count one probe and move the worker between ready and not ready."""
         if healthy:
+            returned = worker.failures > 0
             worker.successes, worker.failures = worker.successes + 1, 0
-            if worker.status == NOT_READY and worker.successes >= rules.success_threshold:
-                worker.status = READY
-                if worker.breaker.readmit():
-                    self.router.metrics.breakers.readmitted(worker.name)
+            if worker.status == NOT_READY:
+                returned = worker.successes >= rules.success_threshold
+                if returned:
+                    worker.status = READY
+            # Its requests failed because it was away. One that fails them while it says that it is well stays out.
+            if returned and worker.breaker.readmit():
+                self.router.metrics.breakers.readmitted(worker.name)
         else:
             worker.failures, worker.successes = worker.failures + 1, 0
             if worker.status == READY and worker.failures >= rules.failure_threshold:

@@ -342,6 +342,8 @@ class RouterProcess(ChildProcess):
         breaker = worker.breaker
         self.metrics.breakers.transition(worker.name, old, new)
         self.metrics.breakers.update(worker.name, new, breaker.failures, breaker.successes)
+        if breaker.state == OPEN:
+            self.lifecycle.suspect(worker.url)
 
     def _on_detok_load(self, message: DetokLoad) -> None:
         """A detok process tells a restarted router what it runs."""

@@ -252,6 +252,37 @@ def test_health_probes_and_the_last_worker() -> None:
     run(test)
 
 
+async def probes(gw: Gateway, result: str) -> float:
+    """How many health probes ended so."""
+    checks = await metric(gw, "smg_worker_health_checks_total")
+    return sum(count for labels, count in checks.items() if result in labels)
+
+
+def test_a_worker_that_is_back_is_used_before_its_breaker_would_close() -> None:
+    flags = ("--cb-failure-threshold", "2", "--cb-timeout-duration-secs", "600", "--retry-max-retries", "1")
+
+    async def test() -> None:
+        async with engine_process() as (process, url), gateway(url, flags=flags) as gw:
+            process.kill()
+            await process.wait()
+            for _ in range(2):
+                assert (await gw.chat()).status_code == 503
+            assert code_of(await gw.chat()) == "no_available_workers", "the breaker is open"
+
+            async def found_away() -> bool:
+                return await probes(gw, "failure") >= 1
+
+            await until(found_away)
+            async with engine_process("--port", url.rpartition(":")[2]):
+
+                async def answers() -> bool:
+                    return (await gw.chat()).status_code == 200
+
+                await until(answers)
+
+    run(test)
+
+
 def failing(code: str, times: int) -> Script:
     """Fails the first ``times`` requests, then answers."""
     outputs = [Output(error=Failure(code, "scripted"))] * times
@@ -283,6 +314,22 @@ def test_breaker_counts_requests_and_opens() -> None:
             assert sorted(changes.values()) == [1.0, 1.0, 1.0]
             exhausted = await metric(gw, "smg_worker_retries_exhausted_total")
             assert sum(exhausted.values()) == 2.0
+
+    run(test)
+
+
+def test_a_worker_that_fails_requests_and_says_it_is_well_stays_out() -> None:
+    flags = ("--cb-failure-threshold", "1", "--cb-timeout-duration-secs", "600", "--retry-max-retries", "1")
+
+    async def test() -> None:
+        async with worker("vllm", script=failing("UNAVAILABLE", 1)) as (_, url), gateway(url, flags=flags) as gw:
+            assert (await gw.chat()).status_code == 503
+
+            async def looked_at() -> bool:
+                return await probes(gw, "success") >= 2
+
+            await until(looked_at)
+            assert code_of(await gw.chat()) == "no_available_workers"
 
     run(test)
 
