@@ -26,7 +26,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from smg.messages import Peer, RingMessage
+from smg.messages import Peer, RingMessage, StreamData
 
 MAX_IPC_PATH = 107
 _FRAMES_PER_TURN = 64
@@ -116,6 +116,7 @@ class Outbox:
         self._socket.connect(peer.address)
         self._loop = asyncio.get_running_loop()
         self._batch: list[RingMessage] = []
+        self._data: StreamData | None = None  # of the pending batch
         self._lazy = False  # the pending batch holds only messages that can wait
 
     def send(self, message: RingMessage) -> None:
@@ -128,6 +129,15 @@ class Outbox:
     def hold(self, message: RingMessage) -> None:
         """Send with the next ``flush``, which is the caller's business."""
         self._batch.append(message)
+
+    def hold_data(self, seq: int, body: bytes) -> None:
+        """``hold`` bytes of a stream: what comes for several streams in a row is one message."""
+        batch, data = self._batch, self._data
+        if data is None or batch[-1] is not data:
+            data = self._data = StreamData([], [])
+            batch.append(data)
+        data.seqs.append(seq)
+        data.bodies.append(body)
 
     def send_lazily(self, message: RingMessage) -> None:
         """Send with the next frame to this peer, at the latest after a few milliseconds: for news nobody waits for."""
@@ -144,6 +154,7 @@ class Outbox:
             return
         frame = _encode(batch)
         batch.clear()
+        self._data = None
         self._lazy = False
         self._socket.send(frame, _NOBLOCK, copy=len(frame) < _ZERO_COPY_BYTES)
 

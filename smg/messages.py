@@ -383,10 +383,10 @@ class StreamStart(Message, frozen=True, tag="sstart"):
 
 
 class StreamData(Message, frozen=True, tag="sdata"):
-    """More bytes of a streamed answer: everything of one loop tick in one record."""
+    """More bytes of streamed answers: for each ``seq`` the ``body`` of one loop tick, of all streams in one record."""
 
-    seq: int
-    body: bytes
+    seqs: list[int]
+    bodies: list[bytes]
 
 
 class StreamEnd(Message, frozen=True, tag="send"):

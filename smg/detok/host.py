@@ -40,6 +40,9 @@ class Host(Protocol):
 
     def to_frontend(self, frontend: int, message: RingMessage) -> None: ...
 
+    def to_stream(self, frontend: int, seq: int, body: bytes) -> None:
+        """Bytes of a stream that has begun."""
+
     def to_router(self, message: RingMessage) -> None: ...
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]: ...

@@ -191,6 +191,14 @@ class DetokProcess(ChildProcess):
                 self._flush_due = True
                 self.loop.call_soon(self._flush)
 
+    def to_stream(self, frontend: int, seq: int, body: bytes) -> None:
+        box = self._frontends.get(frontend)
+        if box is not None:
+            box.hold_data(seq, body)
+            if not self._flush_due:
+                self._flush_due = True
+                self.loop.call_soon(self._flush)
+
     def to_router(self, message: RingMessage) -> None:
         if isinstance(message, Redispatch):
             self.links.deliver("router", 0, message)

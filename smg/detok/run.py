@@ -24,7 +24,6 @@ from smg.messages import (
     GenerationPlan,
     Redispatch,
     Reply,
-    StreamData,
     StreamEnd,
     StreamStart,
     WorkerRef,
@@ -305,7 +304,7 @@ class Run:
         if not data:
             return
         if self.streaming:
-            self.host.to_frontend(self.frontend, StreamData(self.seq, data))
+            self.host.to_stream(self.frontend, self.seq, data)
         else:
             self._begin_stream(data)
 

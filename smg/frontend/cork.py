@@ -9,6 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+# The size lines of chunks as long as those of single tokens are.
+_CHUNK_SIZES = 2048
+_CHUNK_HEADS = [b"%x\r\n" % size for size in range(_CHUNK_SIZES)]
+
 
 class CorkedTransport:
     """Wraps a transport: ``write`` is delayed to the end of the loop iteration, ``flush``, ``write_now``,
@@ -49,7 +53,9 @@ class CorkedTransport:
             return False
         if self.holding:
             self.flush()
-        self.inner.write(b"%x\r\n%b\r\n" % (len(body), body))
+        size = len(body)
+        head = _CHUNK_HEADS[size] if size < _CHUNK_SIZES else b"%x\r\n" % size
+        self.inner.write(b"".join((head, body, b"\r\n")))
         return True
 
     def close(self) -> None:

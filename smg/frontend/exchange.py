@@ -150,9 +150,11 @@ def data_handler(exchanges: dict[int, Exchange]) -> Callable[[StreamData], None]
     """What the frontend does for every token: one function, from the message to the transport."""
 
     def on_data(message: StreamData) -> None:
-        exchange = exchanges.get(message.seq)
-        if exchange is not None:
-            exchange.data(message.body, time.time())
+        now = time.time()
+        for seq, body in zip(message.seqs, message.bodies, strict=True):
+            exchange = exchanges.get(seq)
+            if exchange is not None:
+                exchange.data(body, now)
 
     return on_data
 
