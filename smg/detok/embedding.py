@@ -91,7 +91,7 @@ class EmbeddingRun:
             return
         self.over = True
         if reply is not None:
-            self.host.to_frontend(self.frontend, reply)
+            self.host.out.to_frontend(self.frontend, reply)
         self.host.finished(self)
 
     def timed_out(self) -> None:

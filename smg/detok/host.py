@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
+from smg.detok.outlets import Outlets
 from smg.engines.base import EngineClient
 from smg.messages import GenerationPlan, RingMessage, WorkerRef
 from smg.telemetry.metrics import DetokMetrics
-
-if TYPE_CHECKING:
-    from smg.detok.run import Run
 
 
 class AnyRun(Protocol):
@@ -35,19 +33,12 @@ class Host(Protocol):
 
     index: int
     metrics: DetokMetrics
+    out: Outlets
 
     def client(self, worker: WorkerRef) -> EngineClient: ...
-
-    def to_frontend(self, frontend: int, message: RingMessage) -> None: ...
-
-    def to_stream(self, frontend: int, seq: int, body: bytes) -> None:
-        """Bytes of a stream that has begun."""
 
     def to_router(self, message: RingMessage) -> None: ...
 
     def spawn(self, coroutine: Coroutine[Any, Any, None], name: str = "") -> asyncio.Task[None]: ...
-
-    def write(self, run: Run) -> None:
-        """Call ``run.flush`` at the end of this loop iteration."""
 
     def finished(self, run: AnyRun) -> None: ...

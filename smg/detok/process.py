@@ -1,8 +1,4 @@
-"""The detok process: owns engine streams and turns token ids into the bytes that clients read.
-
-Everything of one loop iteration leaves together: engine callbacks append to their run, and one flush at the end of
-the iteration sends one frame per frontend.
-"""
+"""The detok process: owns engine streams and turns token ids into the bytes that clients read."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from smg.api.errors import refused, render_error
 from smg.api.paths import path_of_api
 from smg.detok.embedding import EmbeddingRun
 from smg.detok.host import AnyRun
+from smg.detok.outlets import Outlets
 from smg.detok.run import Run
 from smg.detok.turn import TurnRun
 from smg.detok.vocabularies import Vocabularies, VocabularyError
@@ -61,8 +58,6 @@ class DetokProcess(ChildProcess):
         self.clients: dict[tuple[str, str], EngineClient] = {}
         self.metrics = DetokMetrics()
         self.vocabularies = Vocabularies(self.run_dir)
-        self._dirty: list[Run] = []
-        self._flush_due = False
         self._engine_ids: set[str] = set()
         self._frontends, self._routers = self.links.of("frontend"), self.links.of("router")
         self._empty = asyncio.Event()
@@ -72,6 +67,7 @@ class DetokProcess(ChildProcess):
             EngineAttach: self._on_attach, EngineDetach: self._on_detach, EngineCall: self._on_engine_call,
         }  # fmt: skip
         self.loop = asyncio.get_running_loop()
+        self.out = Outlets(self.loop, self._frontends)
         self._sweep_timer = self.loop.call_later(SWEEP_SECS, self._sweep)
         return f"transport {self.settings.grpc_transport}"
 
@@ -167,7 +163,7 @@ class DetokProcess(ChildProcess):
         path = path_of_api(plan.response.api)
         error = refused(code, text, status=status)
         answer = render_error(error, path, plan.response.request_id)
-        self.to_frontend(message.frontend, Reply(message.seq, *answer))
+        self.out.to_frontend(message.frontend, Reply(message.seq, *answer))
         key = message.route.routing_key
         for worker in message.workers:
             report = WorkerReport(worker.url, self.index, "neutral", dp_rank=worker.dp_rank, routing_key=key)
@@ -183,22 +179,6 @@ class DetokProcess(ChildProcess):
             client = self.clients[key] = connect(worker, self.settings, self)
         return client
 
-    def to_frontend(self, frontend: int, message: RingMessage) -> None:
-        box = self._frontends.get(frontend)
-        if box is not None:
-            box.hold(message)
-            if not self._flush_due:
-                self._flush_due = True
-                self.loop.call_soon(self._flush)
-
-    def to_stream(self, frontend: int, seq: int, body: bytes) -> None:
-        box = self._frontends.get(frontend)
-        if box is not None:
-            box.hold_data(seq, body)
-            if not self._flush_due:
-                self._flush_due = True
-                self.loop.call_soon(self._flush)
-
     def to_router(self, message: RingMessage) -> None:
         if isinstance(message, Redispatch):
             self.links.deliver("router", 0, message)
@@ -206,25 +186,6 @@ class DetokProcess(ChildProcess):
             box = self._routers.get(0)
             if box is not None:  # a restarted router hears of the load as a whole
                 box.send_lazily(message)
-
-    def write(self, run: Run) -> None:
-        self._dirty.append(run)
-        if not self._flush_due:
-            self._flush_due = True
-            self.loop.call_soon(self._flush)
-
-    def _flush(self) -> None:
-        """The end of a loop iteration: one frame for each frontend."""
-        dirty, self._dirty = self._dirty, []
-        try:
-            for run in dirty:
-                run.flush()
-        finally:
-            self._flush_due = bool(self._dirty)
-            if self._flush_due:
-                self.loop.call_soon(self._flush)
-            for box in self._frontends.values():
-                box.flush()
 
     def finished(self, run: AnyRun) -> None:
         self.runs.pop((run.frontend, run.seq), None)

@@ -79,7 +79,7 @@ class PartSink:
                 choice.last = delta
             if not run.dirty:
                 run.dirty = True
-                run.host.write(run)
+                run.out.write(run)
         else:
             run.on_message(self, choice, delta)
 
@@ -96,7 +96,7 @@ class Run:
     """See the module's text. ``dirty``: the host will call ``flush`` at the end of this loop iteration."""
 
     __slots__ = (
-        "choices", "deadline", "dirty", "dispatched", "first_token", "frontend", "host", "over", "plan",
+        "choices", "deadline", "dirty", "dispatched", "first_token", "frontend", "host", "out", "over", "plan",
         "renderer", "route", "seq", "sinks", "streaming", "workers",
     )  # fmt: skip
 
@@ -109,6 +109,7 @@ class Run:
         renderer: Renderer | None = None,
     ) -> None:
         self.host = host
+        self.out = host.out
         self.plan = plan
         self.seq = dispatch.seq
         self.frontend = dispatch.frontend
@@ -188,7 +189,7 @@ class Run:
         """The renderer has something: send it at the end of the loop iteration."""
         if self.renderer.streaming and not self.dirty:
             self.dirty = True
-            self.host.write(self)
+            self.out.write(self)
 
     def _choice_finished(self, sink: PartSink, choice: Choice) -> None:
         self.renderer.on_choice_end(choice)
@@ -304,7 +305,7 @@ class Run:
         if not data:
             return
         if self.streaming:
-            self.host.to_stream(self.frontend, self.seq, data)
+            self.out.to_stream(self.frontend, self.seq, data)
         else:
             self._begin_stream(data)
 
@@ -316,7 +317,7 @@ class Run:
             ("connection", "keep-alive"),
             *self._headers(),
         ]
-        self.host.to_frontend(self.frontend, StreamStart(self.seq, headers, data))
+        self.out.to_frontend(self.frontend, StreamStart(self.seq, headers, data))
 
     def _answer(self) -> None:
         usage = self.usage()
@@ -329,12 +330,12 @@ class Run:
         else:
             body = self.renderer.body(usage)
             headers = [("content-type", "application/json"), *self._headers()]
-            self.host.to_frontend(self.frontend, Reply(self.seq, 200, headers, body))
+            self.out.to_frontend(self.frontend, Reply(self.seq, 200, headers, body))
         self.host.metrics.answered(self, usage)
         self._close(abort=False)
 
     def _send_end(self, data: bytes, error_code: str = "") -> None:
-        self.host.to_frontend(self.frontend, StreamEnd(self.seq, data, error_code))
+        self.out.to_frontend(self.frontend, StreamEnd(self.seq, data, error_code))
 
     def _break_stream(self, message: str) -> None:
         path = path_of_api(self.plan.response.api)
@@ -347,7 +348,7 @@ class Run:
         if self.renderer.streaming and self.streaming:
             self._break_stream(error.message)
             return
-        self.host.to_frontend(self.frontend, Reply(self.seq, status, headers, body))
+        self.out.to_frontend(self.frontend, Reply(self.seq, status, headers, body))
         self._close(abort=True)
 
     def timed_out(self) -> None:

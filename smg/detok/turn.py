@@ -78,7 +78,7 @@ class TurnRun(Run):
         data = self._turn.take()
         if data:
             self.streaming = True
-            self.host.to_frontend(self.frontend, TurnEvents(self.seq, data))
+            self.out.to_frontend(self.frontend, TurnEvents(self.seq, data))
 
     def _answer(self) -> None:
         usage = self.usage()
@@ -96,5 +96,5 @@ class TurnRun(Run):
 
     def _end(self, end: TurnEnd, *, abort: bool) -> None:
         self._send_collected()
-        self.host.to_frontend(self.frontend, end)
+        self.out.to_frontend(self.frontend, end)
         self._close(abort=abort)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import pytest
 
+from smg.detok.outlets import Outlets
 from smg.detok.run import Run
 from smg.engines.base import Delta
 from smg.messages import (
@@ -47,35 +49,50 @@ class Anything:
         return lambda *_, **__: None
 
 
+class Frontend:
+    """Keeps what goes to the client."""
+
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+
+    def hold(self, message: Any) -> None:
+        self.sent.append(message.body)
+
+    def hold_data(self, seq: int, body: bytes) -> None:
+        self.sent.append(body)
+
+    def flush(self) -> None: ...
+
+
 class Host:
-    """Keeps what goes to the client; ``flush`` is called by the test, as if all messages came in one loop iteration."""
+    """What a run needs of its process."""
 
     index = 0
     metrics = Anything()
 
-    def __init__(self) -> None:
+    def __init__(self, frontend: Frontend) -> None:
         self.engine = Engine()
-        self.sent: list[bytes] = []
+        self.out = Outlets(asyncio.get_running_loop(), {0: frontend})
 
     def client(self, worker: WorkerRef) -> Engine:
         return self.engine
 
-    def to_frontend(self, frontend: int, message: Any) -> None:
-        self.sent.append(message.body)
-
     def to_router(self, message: Any) -> None: ...
-
-    def write(self, run: Run) -> None: ...
 
     def finished(self, run: Run) -> None: ...
 
 
 @pytest.mark.parametrize("api", ["chat", "completions"])
 def test_a_late_reader_shows_no_token_behind_the_stop_string(api: str) -> None:
+    asyncio.run(late_reader(api))
+
+
+async def late_reader(api: str) -> None:
     part = PromptPart("e", 3, {"vllm": b""})
     response = ResponsePlan(api, "id", "id", "m", 0, True, include_usage=True, return_token_ids=True)
     plan = GenerationPlan(1, 0, "t", [part], StopPlan(strings=["STOP"]), ParserPlan(), response)
-    host = Host()
+    frontend = Frontend()
+    host = Host(frontend)
     dispatch = Dispatch(1, 0, [WorkerRef("grpc://w", "vllm")], Route(1, 0, "m", [], b""))
     run = Run(host, dispatch, plan, TABLE)  # type: ignore[arg-type]
     run.start()
@@ -85,9 +102,9 @@ def test_a_late_reader_shows_no_token_behind_the_stop_string(api: str) -> None:
         delta = Delta(0, [token])
         delta.completion_tokens = count
         sink.on_delta(delta)
-    run.flush()
+    await asyncio.sleep(0)  # the end of the loop iteration in which all messages came
 
-    events = [json.loads(line[6:]) for line in b"".join(host.sent).splitlines() if line.startswith(b"data: {")]
+    events = [json.loads(line[6:]) for line in b"".join(frontend.sent).splitlines() if line.startswith(b"data: {")]
     choices = [choice for event in events for choice in event["choices"]]
     assert [token for choice in choices for token in choice.get("token_ids") or ()] == answer
     assert [choice["finish_reason"] for choice in choices if choice["finish_reason"]] == ["stop"]
