@@ -21,7 +21,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
+from setuptools.errors import BaseError, CompileError, LinkError
 
 # Modules that define msgspec structs stay interpreted: mypyc does not know keywords of class statements.
 COMPILED = (
@@ -37,10 +37,10 @@ COMPILED = (
     "smg/engines/zmq/calls.py",
     "smg/engines/zmq/steps.py",
     "smg/detok/[!p]*.py",
+    "smg/detok/render/*.py",
     "smg/frontend/cork.py",
     "smg/frontend/direct.py",
     "smg/frontend/exchange.py",
-    "smg/detok/render/*.py",
     "smg/models/output.py",
     "smg/models/reasoning*.py",
     "smg/tokenizer_pool/fast_template.py",
@@ -58,6 +58,7 @@ OPTIONS = [
     "--explicit-package-bases",
     "--follow-imports=silent",
 ]
+CHOICE = os.environ.get("SMG_COMPILE", "")
 
 
 def compiled_modules() -> list[str]:
@@ -68,10 +69,9 @@ def compiled_modules() -> list[str]:
 
 def wanted() -> bool:
     """Whether this run of the build should compile. Most runs only ask for the name and the version."""
-    choice = os.environ.get("SMG_COMPILE", "")
-    if choice == "0" or not {"build", "build_ext", "bdist_wheel", "install", "editable_wheel"}.intersection(sys.argv):
+    if CHOICE == "0" or not {"build", "build_ext", "bdist_wheel", "install", "editable_wheel"}.intersection(sys.argv):
         return False
-    return choice == "1" or ("editable_wheel" not in sys.argv and has_c_compiler())
+    return CHOICE == "1" or ("editable_wheel" not in sys.argv and has_c_compiler())
 
 
 def has_c_compiler() -> bool:
@@ -90,10 +90,15 @@ def extensions() -> list[Extension]:
         options = [*OPTIONS, *compiled_modules()]
         return list(mypycify(options, opt_level="2", debug_level="0", group_name="smg"))
     except (Exception, SystemExit) as error:  # mypycify ends the program where a module does not compile
-        if os.environ.get("SMG_COMPILE") == "1":
-            raise
-        warnings.warn(f"built without compiled modules: {error!r}", stacklevel=1)
+        go_without(error)
         return []
+
+
+def go_without(error: BaseException) -> None:
+    """Build plain Python because of ``error``, unless compiled modules were demanded."""
+    if CHOICE == "1":
+        raise error
+    warnings.warn(f"built without compiled modules: {error!r}", stacklevel=2)
 
 
 class BuildCompiled(build_ext):
@@ -102,10 +107,8 @@ class BuildCompiled(build_ext):
     def run(self) -> None:
         try:
             super().run()
-        except BaseError as error:
-            if os.environ.get("SMG_COMPILE") == "1":
-                raise
-            warnings.warn(f"built without compiled modules: {error}", stacklevel=1)
+        except (BaseError, CompileError, LinkError) as error:
+            go_without(error)
             for output in self.get_outputs():
                 Path(output).unlink(missing_ok=True)
             self.extensions = []
