@@ -69,6 +69,11 @@ class Watch:
         self.router = router
         self.url = url
         self._hurry = asyncio.Event()
+        self._task = router.spawn(self._run(), f"watch {url}")
+
+    def stop(self) -> None:
+        """Watch no more."""
+        self._task.cancel()
 
     def hurry(self) -> None:
         """Requests fail: look sooner than planned."""
@@ -78,7 +83,7 @@ class Watch:
         workers = self.router.registry.find_url(self.url)
         return [worker for worker in workers if worker.status not in (PENDING, DRAINING)]
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Probe and poll, each at its own interval; the first load report is fetched at once."""
         # The registration has just been a successful probe.
         last_health, next_load = time.monotonic(), 0.0

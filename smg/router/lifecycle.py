@@ -43,7 +43,7 @@ class Lifecycle:
         self.tls = tls_options(router.settings)
         self.admins: dict[str, AnyAdmin] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}
-        self._watches: dict[str, tuple[Watch, asyncio.Task[None]]] = {}
+        self._watches: dict[str, Watch] = {}
         self._slots = asyncio.Semaphore(max(1, router.settings.job_queue_concurrency))
 
     def admin(self, worker: Worker) -> AnyAdmin:
@@ -277,14 +277,13 @@ class Lifecycle:
         """Watch the workers behind ``url``, by their present rules."""
         running = self._watches.pop(url, None)
         if running is not None:
-            running[1].cancel()
-        watch = Watch(self.router, url)
-        self._watches[url] = watch, self.router.spawn(watch.run(), f"watch {url}")
+            running.stop()
+        self._watches[url] = Watch(self.router, url)
 
     def suspect(self, url: str) -> None:
         """Requests to the worker fail: see whether it is there."""
         if url in self._watches:
-            self._watches[url][0].hurry()
+            self._watches[url].hurry()
 
     def drain(self, worker: Worker) -> None:
         """Stop routing to the worker; it disappears when its requests are done, at the earliest after a few seconds."""
@@ -306,7 +305,7 @@ class Lifecycle:
             return
         watch = self._watches.pop(url, None)
         if watch is not None:
-            watch[1].cancel()
+            watch.stop()
         admin = self.admins.pop(url, None)
         if admin is not None:
             await admin.close()
