@@ -14,6 +14,13 @@ _CHUNK_SIZES = 2048
 _CHUNK_HEADS = [b"%x\r\n" % size for size in range(_CHUNK_SIZES)]
 
 
+def chunk(body: bytes) -> bytes:
+    """``body``, which is not empty, as one chunk of HTTP/1.1's chunked encoding."""
+    size = len(body)
+    head = _CHUNK_HEADS[size] if size < _CHUNK_SIZES else b"%x\r\n" % size
+    return b"".join((head, body, b"\r\n"))
+
+
 class CorkedTransport:
     """Wraps a transport: ``write`` is delayed to the end of the loop iteration, ``flush``, ``write_now``,
     ``write_chunk`` and ``close`` send at once. Everything else goes to the wrapped transport. ``holding`` is what
@@ -53,9 +60,7 @@ class CorkedTransport:
             return False
         if self.holding:
             self.flush()
-        size = len(body)
-        head = _CHUNK_HEADS[size] if size < _CHUNK_SIZES else b"%x\r\n" % size
-        self.inner.write(b"".join((head, body, b"\r\n")))
+        self.inner.write(chunk(body))
         return True
 
     def close(self) -> None:

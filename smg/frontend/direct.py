@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from smg.frontend.auth import SERVING
+from smg.frontend.cork import chunk
 from smg.frontend.exchange import DONE, STREAMING, WAITING, Exchange
 from smg.frontend.http import choose_request_id, log_access, request_id_headers
 from smg.messages import Reply, StreamStart
@@ -156,8 +157,7 @@ class DirectExchange(Exchange):
             self.state = STREAMING
             self.body = b""
             self.last_write = time.time()
-            body = message.body
-            first = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            first = chunk(message.body) if message.body else b""
             self._write(self._head_of(200, message.headers, None) + first)
 
     def end(self, body: bytes, error_code: str) -> None:
@@ -166,7 +166,7 @@ class DirectExchange(Exchange):
             if self.pending:
                 body = self.take_pending() + body
             self.error_code = self.error_code or error_code
-            self._write(b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body) if body else b"0\r\n\r\n")
+            self._write((chunk(body) if body else b"") + b"0\r\n\r\n")
             self._finish()
 
     def _headed(self, message: Reply | StreamStart | None) -> None:

@@ -197,7 +197,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
         self.transport.close()
 
-    # Answers ----------------------------------------------------------------------------------
+    # Answers -------------------------------------------------------------------------------------
 
     def default_head(self) -> bytes:
         """Header lines of every answer."""
