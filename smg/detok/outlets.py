@@ -7,23 +7,13 @@ the end of the iteration reads them and sends one frame per frontend.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from smg.ipc import Outbox
 from smg.messages import RingMessage
 
 if TYPE_CHECKING:
     from smg.detok.run import Run
-
-
-class Box(Protocol):
-    """The way to one frontend (``smg.ipc.Outbox``)."""
-
-    def hold(self, message: RingMessage) -> None: ...
-
-    def hold_data(self, seq: int, body: bytes) -> None: ...
-
-    def flush(self) -> None: ...
 
 
 class Outlets:
@@ -31,7 +21,7 @@ class Outlets:
 
     __slots__ = ("_dirty", "_due", "_frontends", "_loop")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, frontends: Mapping[int, Box]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, frontends: dict[int, Outbox]) -> None:
         self._loop = loop
         self._frontends = frontends
         self._dirty: list[Run] = []

@@ -93,7 +93,7 @@ class PartSink:
 
 
 class Run:
-    """See the module's text. ``dirty``: the host will call ``flush`` at the end of this loop iteration."""
+    """See the module's text. ``dirty``: ``out`` will call ``flush`` at the end of this loop iteration."""
 
     __slots__ = (
         "choices", "deadline", "dirty", "dispatched", "first_token", "frontend", "host", "out", "over", "plan",
