@@ -73,7 +73,7 @@ def _version_text() -> str:
 @click.option("--version-verbose", "verbose", is_flag=True, help="Print the version, build and libraries, and exit.")
 @click.pass_context
 def group(ctx: click.Context, short: bool, verbose: bool) -> None:
-    """A gateway for large language models: OpenAI and Anthropic APIs in front of gRPC, ZMQ and HTTP engines."""
+    """A gateway for large language models: OpenAI and Anthropic APIs in front of gRPC and ZMQ engines."""
     if short or verbose:
         click.echo(_version_text() if verbose else f"{PROGRAM} {__version__}")
         ctx.exit(0)

@@ -23,7 +23,7 @@ import click
 from smg.api import chat, completions, drafts, generate, messages
 from smg.api.chat_shape import ChatShapes
 from smg.api.context import Context, Flags
-from smg.api.errors import ApiError, openai_type
+from smg.api.errors import ApiError, openai_type, refused
 from smg.api.plan import Codec, Draft
 from smg.engines.base import Constraint
 from smg.engines.grpc.codecs import CODECS
@@ -84,6 +84,10 @@ class RenderContext:
             architectures=architectures if isinstance(architectures, list) else [],
             model_type=str(config.get("model_type") or ""),
         )
+
+    def unserved(self, name: str) -> ApiError:
+        """No name is unknown here."""
+        return refused("model_not_found", f"Model '{name}' not found", status=404)
 
     def tokenizer(self, info: ModelInfo) -> TokenizerModel:
         """The one tokenizer."""

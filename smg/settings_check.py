@@ -12,7 +12,6 @@ from smg.flags import ConfigError
 from smg.settings import Settings, flags
 
 SCHEMES = ("http://", "https://", "grpc://", "grpcs://", "ipc://")
-GRPC_SCHEMES = ("grpc://", "grpcs://", "ipc://")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _NOT_NEGATIVE = (
     "queue_size",
@@ -218,7 +217,7 @@ def _check_files(settings: Settings) -> None:
     urls = [*settings.worker_urls, *settings.decode, *(url for url, _ in settings.prefill)]
     path = settings.model_path
     # A gRPC worker may bring its own tokenizer; a failed load is then only logged.
-    if path and not any(url.startswith(GRPC_SCHEMES) for url in urls) and _looks_local(path):
+    if path and not any(url.startswith(("grpc://", "grpcs://")) for url in urls) and _looks_local(path):
         _must_exist("model_path", path)
     _must_exist("chat_template", settings.chat_template)
     for name in ("tls_cert_path", "tls_key_path", "client_cert_path", "client_key_path"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from smg.api.blocks import BLOCK_SIZE
+from smg.api.errors import ApiError
 from smg.api.plan import Codec
 from smg.engines.base import Constraint
 from smg.messages import ModelInfo
@@ -85,6 +86,9 @@ class Context(Protocol):
 
     def find_model(self, name: str) -> ModelInfo | None:
         """The served model of this id or alias."""
+
+    def unserved(self, name: str) -> ApiError:
+        """The refusal of a model that ``find_model`` does not know."""
 
     def tokenizer(self, info: ModelInfo) -> Tokenizer:
         """The tokenizer of a served model. Raises ``ApiError`` (503 ``tokenizer_load_failed``,

@@ -30,10 +30,10 @@ from smg.models.prompt import PromptError, RenderRequest
 
 
 def find_model(context: Context, name: str) -> ModelInfo:
-    """The served model. Raises ``ApiError`` (404 ``model_not_found``)."""
+    """The served model. Raises ``ApiError`` (404 ``model_not_found``, 503 ``no_available_workers``)."""
     info = context.find_model(name)
     if info is None:
-        raise refused("model_not_found", f"No worker available for model '{name}'", status=404)
+        raise context.unserved(name)
     return info
 
 

@@ -193,8 +193,7 @@ def engine_constraint(
     """What an engine of this ``kind`` gets. When both apply, the forced call wins on vLLM and the output format
     elsewhere.
 
-    MLX enforces nothing: it refuses (``BuildError``) a forced call, a ``response_format`` and every constraint of the
-    other APIs, and leaves ``regex`` and ``ebnf`` of the chat API out.
+    MLX enforces nothing: every constraint is refused (``BuildError``), never left out.
     """
     if kind == "mlx":
         _refuse_mlx(tool, output, response_format=response_format, chat=chat)
@@ -209,12 +208,11 @@ def _refuse_mlx(tool: Constraint | None, output: Constraint | None, *, response_
         raise BuildError(f"MLX backend does not support structured output constraint: {tool.kind}")
     if output is None:
         return
-    if output.kind == "structural_tag":  # forced calls and output formats of gpt-oss
-        raise BuildError(f"MLX backend does not support structured output constraint: {output.kind}")
-    if response_format:
+    if response_format and output.kind != "structural_tag":  # the tag is how gpt-oss takes a response_format
         raise BuildError("MLX backend does not support response_format (structured outputs)")
-    if not chat:
-        raise BuildError("MLX backend does not support structured output constraints")
+    if chat:
+        raise BuildError(f"MLX backend does not support structured output constraint: {output.kind}")
+    raise BuildError("MLX backend does not support structured output constraints")
 
 
 def forced_mode(tool: ToolConstraint | None, output: Constraint | None, kinds: Sequence[str]) -> str | None:

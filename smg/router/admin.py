@@ -19,7 +19,7 @@ from smg.engines.base import EngineError
 from smg.engines.grpc.facts import LoadReport, Outcome
 from smg.messages import AdminCall, Reply, TokenizerSource
 from smg.router.lifecycle import AnyAdmin
-from smg.router.spec import RegistrationError, read_update
+from smg.router.spec import RegistrationError, read_update, worker_url
 from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
 
 if TYPE_CHECKING:
@@ -122,11 +122,12 @@ class Admin:
 
     def _create(self, spec: dict[str, Any]) -> Answer:
         registry = self.router.registry
-        existing = registry.find_url(spec["url"]) if isinstance(spec.get("url"), str) else []
+        url = spec.get("url")
+        existing = registry.find_url(worker_url(url)) if isinstance(url, str) else []
         if existing:
             creating = existing[0].status == PENDING
             code = "WORKER_CREATE_IN_PROGRESS" if creating else "WORKER_ALREADY_EXISTS"
-            return worker_error(409, code, f"Worker {spec['url']} already exists")
+            return worker_error(409, code, f"Worker {url} already exists")
         worker = self.router.registry.new_worker(spec, self.router.breaker_changed)
         if self.router.lifecycle.running >= self.router.settings.job_queue_capacity:
             return worker_error(503, "JOB_QUEUE_FULL", "too many registrations are running, try again later")
@@ -162,7 +163,10 @@ class Admin:
         return answer(202, self._accepted(worker, "worker is updated"))
 
     def _replace(self, worker: Worker, spec: dict[str, Any]) -> Answer:
-        if spec.get("url") != worker.url:
+        url = spec.get("url")
+        if not isinstance(url, str):
+            return worker_error(400, "BAD_REQUEST", "a registration needs the worker's url")
+        if worker_url(url) != worker.url:
             return worker_error(400, "BAD_REQUEST", "the URL of a worker cannot be changed")
         labels = spec.get("labels") or {}
         if isinstance(labels, dict):

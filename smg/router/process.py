@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from smg.api.errors import ApiError, refused, render_error
+from smg.api.errors import ApiError, render_error
 from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
 from smg.api.paths import path_of_api
 from smg.messages import (
@@ -35,6 +35,7 @@ from smg.messages import (
     WorkerReport,
 )  # fmt: skip
 from smg.process import ChildProcess
+from smg.readiness import unserved
 from smg.router.admin import Admin
 from smg.router.breaker import NAMES, OPEN
 from smg.router.lifecycle import Lifecycle
@@ -263,7 +264,7 @@ class RouterProcess(ChildProcess):
             return
         self._fail(route, "no_workers")
         if route.model not in self.registry.by_model:
-            error = refused("model_not_found", f"No worker available for model '{route.model}'", status=404)
+            error = unserved(self.registry.table(), route.model)
         else:
             message = "No available workers (all circuits open or unhealthy)"
             error = ApiError(503, "no_available_workers", message, gateway=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -13,6 +14,7 @@ SCHEMES = ("http://", "https://", "grpc://", "grpcs://", "ipc://")
 Priority = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Cost = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class RegistrationError(Exception):
@@ -54,7 +56,7 @@ class UpdateSpec(msgspec.Struct, frozen=True):
 
     labels: dict[str, str] | None = None
     priority: Priority | None = None
-    cost: float | None = None
+    cost: Cost | None = None
     api_key: str | None = None
     health: HealthSpec | None = None
 
@@ -84,9 +86,31 @@ class WorkerSpec(UpdateSpec, frozen=True, kw_only=True):
         return "" if kind in ("unspecified", "generic", "external") else kind
 
 
+def worker_url(url: str) -> str:
+    """The one form of a worker's URL: no slash at its end. What cannot be read stays as it is."""
+    return url if url.startswith("ipc://") else url.rstrip("/")
+
+
+def _check_address(url: str) -> None:
+    if url.startswith("ipc://"):
+        if not url.removeprefix("ipc://").startswith("/"):
+            raise RegistrationError(f"an ipc:// URL needs an absolute path: {url}")
+        return
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise RegistrationError(f"the URL {url} cannot be read: {error}") from error
+    if not parts.hostname or port == 0:
+        raise RegistrationError(f"the URL {url} needs a host and a port between 1 and 65535")
+    if parts.path or parts.query or parts.fragment:
+        raise RegistrationError(f"the URL {url} may have nothing behind its port")
+
+
 def read_worker(body: dict[str, Any]) -> WorkerSpec:
-    """A checked registration body. Raises ``RegistrationError``."""
+    """A checked registration body, the URL in its one form. Raises ``RegistrationError``."""
     spec = _convert(body, WorkerSpec)
+    spec = msgspec.structs.replace(spec, url=worker_url(spec.url))
     if not spec.url.startswith(SCHEMES):
         raise RegistrationError(
             "URL must start with a lowercase http://, https://, grpc://, grpcs://, or ipc:// scheme"
@@ -95,13 +119,20 @@ def read_worker(body: dict[str, Any]) -> WorkerSpec:
         raise RegistrationError(f"HTTP workers are not supported by this gateway: {spec.url}")
     if spec.worker_type not in (None, "regular"):
         raise RegistrationError(f"{spec.worker_type} workers are not supported by this gateway: {spec.url}")
+    _check_address(spec.url)
     return spec
 
 
 def read_update(body: dict[str, Any]) -> UpdateSpec:
-    """A checked PATCH body. Raises ``RegistrationError``."""
+    """A checked PATCH body. Raises ``RegistrationError``, also for members that only a registration can set."""
+    fixed = [name for name in body if name in _ONLY_REGISTERED]
+    if fixed:
+        changeable = ", ".join(UpdateSpec.__struct_fields__)
+        raise RegistrationError(f"PATCH cannot change {', '.join(fixed)}, only {changeable}; PUT registers again")
     return _convert(body, UpdateSpec)
 
+
+_ONLY_REGISTERED = frozenset(WorkerSpec.__struct_fields__) - frozenset(UpdateSpec.__struct_fields__) | {"id", "status"}
 
 T = TypeVar("T")
 

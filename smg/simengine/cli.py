@@ -65,7 +65,7 @@ STATUS_NAMES = (
 @click.option("--fail-code", type=click.Choice(STATUS_NAMES), default="INTERNAL", show_default=True)
 @click.option("--vanish-at-token", type=click.IntRange(0), default=None, help="die as soon as a request gets this far")
 @click.option(
-    "--script", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="JSON list of outputs, see below"
+    "--script", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="JSON list of outputs, as above"
 )
 def sim_engine_command(
     kind: str,

@@ -17,6 +17,7 @@ from smg.engines.zmq.codecs import ZMQ_CODECS
 from smg.messages import ModelInfo, ModelTable, TokenizerSource
 from smg.models.grammar_check import GrammarChecker
 from smg.models.registry import ParserNames
+from smg.readiness import unserved
 from smg.settings import Settings
 from smg.telemetry.metrics import PoolMetrics
 from smg.tokenizer_pool.model import TokenizerModel
@@ -101,6 +102,9 @@ class PoolContext:
 
     def find_model(self, name: str) -> ModelInfo | None:
         return self._models.get(name)
+
+    def unserved(self, name: str) -> ApiError:
+        return unserved(self._table, name)
 
     def tokenizer(self, info: ModelInfo) -> TokenizerModel:
         name = info.tokenizer

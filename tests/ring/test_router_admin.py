@@ -50,7 +50,9 @@ def test_workers_api() -> None:
 
 
 async def refused_registrations(gw: Gateway) -> None:
-    for body in (b"{", b"[]", b'{"url": 1}', b'{"url": "http://h:1"}', b'{"url": "grpc://h:1", "labels": [1]}'):
+    urls = ("http://h:1", "grpc://", "grpc://h:0", "grpc://h:99999", "grpc://h:1/v1", "ipc://", "ipc://relative")
+    bodies = [b"{", b"[]", b'{"url": 1}', b'{"url": "grpc://h:1", "labels": [1]}', b'{"url": "grpc://h:1", "cost": -5}']
+    for body in (*bodies, *(b'{"url": "%s"}' % url.encode() for url in urls)):
         answer = await gw.http.post("/workers", content=body)
         assert (answer.status_code, answer.json()["code"]) == (400, "BAD_REQUEST"), body
     answer = await gw.http.get("/workers/not-a-uuid")
@@ -65,7 +67,10 @@ async def updates(gw: Gateway, path: str, url: str) -> None:
     assert patched.status_code == 202
     shown = (await gw.http.get(path)).json()
     assert (shown["priority"], shown["cost"], shown["labels"]["zone"], shown["labels"]["rack"]) == (0, 2.0, "a", "7")
+    assert (await gw.http.post("/workers", json={"url": f"{url}/"})).status_code == 409
     assert (await gw.http.patch(path, json={"priority": "high"})).status_code == 400
+    for fixed in ({"url": "grpc://elsewhere:1"}, {"models": [{"id": "other"}]}, {"status": "ready", "priority": 3}):
+        assert (await gw.http.patch(path, json=fixed)).status_code == 400
     bad = await gw.http.patch(path, json={"priority": 9, "labels": {"tool_parser": "nope"}})
     assert bad.status_code == 202
     assert (await gw.http.get(path)).json() == shown, "a bad parser leaves the worker unchanged"
@@ -109,6 +114,8 @@ def test_registrations_that_cannot_succeed() -> None:
         async with worker("vllm") as (_engine, url), gateway(flags=flags) as gw:
             nobody = f"grpc://127.0.0.1:{free_port()}"
             created = (await gw.http.post("/workers", json={"url": nobody})).json()
+            early = await gw.chat()
+            assert (early.status_code, code_of(early)) == (503, "no_available_workers") and early.headers["retry-after"]
             shown = (await gw.http.get(created["location"])).json()
             assert shown["status"] == "pending" and shown["is_healthy"] is False
             assert shown["job_status"].keys() == {"job_type", "worker_url", "status", "message", "timestamp"}
@@ -124,13 +131,11 @@ def test_registrations_that_cannot_succeed() -> None:
             await until(none_left)
             labels = {"tool_parser": "nope"}
             bad = (await gw.http.post("/workers", json={"url": url, "labels": labels})).json()
-            foreign = (await gw.http.post("/workers", json={"url": "grpc://"})).json()
             await until(none_left)
             jobs = (
                 (created, "failed to connect"),
                 (other, "failed to connect"),
                 (bad, "tool_parser"),
-                (foreign, "URL"),
             )
             for job, reason in jobs:
                 shown = (await gw.http.get(job["location"])).json()

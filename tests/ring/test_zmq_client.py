@@ -16,7 +16,7 @@ import zmq
 import zmq.asyncio
 from sim_worker import Collector
 
-from smg.engines.base import EngineRequest, Sampling
+from smg.engines.base import Constraint, EngineRequest, Sampling
 from smg.engines.zmq.addresses import handshake_address, identity, input_path, output_path
 from smg.engines.zmq.client import ZmqWorkerClient
 from smg.engines.zmq.codecs import TokenspeedZmqCodec, VllmZmqCodec
@@ -108,11 +108,15 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def start(client: ZmqWorkerClient, name: str = "r", *, stream: bool = True, **sampling: Any) -> Collector:
+def start(
+    client: ZmqWorkerClient, name: str = "r", *, stream: bool = True, constrained: bool = False, **sampling: Any
+) -> Collector:
     sink = Collector()
     codec = VllmZmqCodec() if client.kind == "vllm-zmq" else TokenspeedZmqCodec()
     fields = {"max_tokens": 50} | sampling
     request = EngineRequest(name, "chat", "", [1, 2, 3], stream, Sampling(**fields), eos_ids=(9, 8))
+    if constrained:
+        request.constraint = Constraint("regex", "a")
     sink.call = client.generate(name, codec.encode(request), sink, streaming=stream)  # type: ignore[attr-defined]
     return sink
 
@@ -220,6 +224,20 @@ def test_late_tokens_of_an_aborted_request_are_dropped_and_strangers_are_aborted
             await engine.say([await engine.added(), [1], None, None, None, 1])
             await other.closed.wait()
             assert (sink.ids(), sink.ends, sink.errors) == ([5], 0, [])
+
+    run(test)
+
+
+def test_a_constrained_request_that_fails_before_its_first_token_has_a_bad_grammar() -> None:
+    async def test() -> None:
+        async with connected() as (client, [engine], _):
+            for tokens, constrained, outcome in (
+                ([], True, ["INVALID_ARGUMENT"]), ([7], True, []), ([], False, []),
+            ):  # fmt: skip
+                sink = start(client, constrained=constrained)
+                await engine.say([await engine.added(), tokens, None, None, None, 3])
+                await sink.closed.wait()
+                assert [error.code for error in sink.errors] == outcome
 
     run(test)
 

@@ -14,15 +14,16 @@ from smg.api import responses, responses_items, responses_tools
 from smg.api.chat_shape import ChatShapes
 from smg.api.context import Flags
 from smg.api.entry import handle
-from smg.api.errors import refused
+from smg.api.errors import ApiError, refused
 from smg.api.plan import Answer, Codec, Planned
 from smg.engines.base import Constraint, EngineRequest, PromptEncoder
 from smg.engines.grpc.codecs import CODECS
-from smg.messages import ModelInfo
+from smg.messages import ModelInfo, ModelTable
 from smg.models.harmony import HarmonyRenderer, ResponsesConversation
 from smg.models.prompt import Piece, PromptError, RenderedPrompt, RenderRequest
 from smg.models.registry import ParserNames
 from smg.models.thinking import ThinkingSwitch
+from smg.readiness import unserved
 
 JSON = {"content-type": "application/json"}
 MODEL = "test-model"
@@ -99,6 +100,9 @@ class Gateway:
             raise refused("tokenizer_load_failed", "no tokenizer", status=503)
         return self.characters
 
+    def unserved(self, name: str) -> ApiError:
+        return unserved(ModelTable(1, [self.info], []), name)
+
     def named_tokenizer(self, name: str) -> CharacterTokenizer | None:
         return self.characters if name in ("", "unknown", self.info.id) else None
 
@@ -118,7 +122,7 @@ class Gateway:
         parsed = responses.validate(responses.decode(raw, headers))
         model = parsed.request.model
         if self.find_model(model) is None:
-            raise refused("model_not_found", f"No worker available for model '{model}'", status=404)
+            raise self.unserved(model)
         chat = responses_items.chat_messages(parsed.items, model)
         tools = responses_tools.chat_tools(parsed.request.tools or ())
         turn = responses.turn_request(parsed, chat, tools, "turn-1")

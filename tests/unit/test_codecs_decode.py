@@ -164,6 +164,14 @@ def test_prompt_logprobs(kind: str) -> None:
         assert second_value == -0.5
 
 
+def test_the_first_token_of_a_prompt_has_no_logprob_on_trtllm_either() -> None:
+    entry = MODULES["trtllm"].TokenLogprob
+    entries = [entry(token_id=5, logprob=-9.0), entry(token_id=6, logprob=-0.5)]
+    (delta,) = decode("trtllm", [complete("trtllm", prompt_logprobs=entries)], streaming=True)
+    assert delta.prompt_logprobs is not None and math.isnan(delta.prompt_logprobs.logprobs[0])
+    assert (list(delta.prompt_logprobs.token_ids), delta.prompt_logprobs.logprobs[1]) == ([5, 6], -0.5)
+
+
 @pytest.mark.parametrize("kind", ["vllm", "sglang", "tokenspeed", "trtllm"])
 def test_speculation_counts(kind: str) -> None:
     (delta,) = decode(kind, [complete(kind, spec_accepted_tokens=3, spec_draft_tokens=5)], streaming=True)

@@ -220,9 +220,10 @@ def test_mlx_refuses() -> None:
         engine_constraint("mlx", None, output, response_format=True)
     with pytest.raises(BuildError, match="constraints"):
         engine_constraint("mlx", None, output, chat=False)
-    with pytest.raises(BuildError, match="constraint: structural_tag"):
-        engine_constraint("mlx", None, Constraint("structural_tag", "{}"))
-    assert engine_constraint("mlx", None, output) is None
+    for kind in ("structural_tag", "regex", "ebnf"):
+        with pytest.raises(BuildError, match=f"constraint: {kind}"):
+            engine_constraint("mlx", None, Constraint(kind, "{}"))
+    assert engine_constraint("mlx", None, None) is None
 
 
 def test_how_the_answer_is_read() -> None:

@@ -240,7 +240,9 @@ def test_disabled_load_monitoring_polls_only_for_policies_that_need_it(policy: s
 
 
 def test_updates_are_checked() -> None:
-    assert read_update({"priority": 3, "url": "ignored"}).priority == 3
+    assert read_update({"priority": 3, "unknown": 1}).priority == 3
+    with pytest.raises(RegistrationError, match="PATCH cannot change url, only labels"):
+        read_update({"priority": 3, "url": "grpc://h:1"})
     with pytest.raises(RegistrationError, match="cost"):
         read_update({"cost": "cheap"})
 

@@ -17,6 +17,7 @@ log = logging.getLogger("smg.engines.zmq")
 
 ERROR_TEXT = "engine finished the request with an error (see engine logs)"
 ABORTED_TEXT = "the engine aborted the request"
+GRAMMAR_TEXT = "the engine refused the request: its grammar is not valid, or the engine cannot compile it"
 
 
 class Child:
@@ -64,6 +65,14 @@ class Child:
         self.held += token_ids
         if logprobs is not None:
             self.held_logprobs = joined(self.held_logprobs, logprobs)
+
+    def grammar_refused(self) -> bool:
+        """Fail the call when the engine gave up a constrained request before its first token. It gives no reason, but
+        everything else of a request is checked before it is sent."""
+        if self.tokens or not self.call.request.constrained:
+            return False
+        self.call.lost(self, EngineError("INVALID_ARGUMENT", GRAMMAR_TEXT))
+        return True
 
     def finish(
         self, token_ids: list[int], logprobs: TokenLogprobs | None, reason: str, matched: str | int | None
@@ -133,6 +142,11 @@ class ZmqCall:
         self._client.forget(child)
         self.give(delta)
         self._ended(child)
+
+    def lost(self, child: Child, error: EngineError) -> None:
+        """Fail because the engine no longer works on one choice."""
+        self._client.forget(child)
+        self.fail(error)
 
     def _ended(self, child: Child) -> None:
         if child in self.children:

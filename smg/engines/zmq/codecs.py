@@ -134,7 +134,7 @@ class TokenspeedZmqCodec(ZmqCodec):
         stored = super().build(request)
         sampling = request.sampling
         if request.prompt_logprobs is not None:
-            raise BuildError("prompt log-probabilities are not supported over the TokenSpeed ZMQ backend")
+            raise BuildError("prompt log-probabilities are not supported by TokenSpeed")
         if (request.logprobs or 0) > 1:
             raise BuildError("top_logprobs are not supported over the TokenSpeed ZMQ backend")
         stored.logprobs = request.logprobs

@@ -123,11 +123,12 @@ class VllmWire:
             stats = output.prefill_stats if isinstance(output, vllm.FirstOutput) else None
             if stats is not None:
                 child.cached = int(stats.get("num_cached_tokens") or 0)
-        if output.new_prompt_logprobs is not None and child.call.request.prompt_logprobs:
-            if child.prompt_logprobs is None:
+        if child.call.request.prompt_logprobs:
+            if child.prompt_logprobs is None:  # the engine says nothing of the first token, which depends on nothing
                 prompt = msgspec.msgpack.decode(child.call.request.prompt, type=list[int])
                 child.prompt_logprobs = empty_logprobs(prompt[:1])
-            append_logprobs(child.prompt_logprobs, output.new_prompt_logprobs, frames)
+            if output.new_prompt_logprobs is not None:
+                append_logprobs(child.prompt_logprobs, output.new_prompt_logprobs, frames)
         if output.new_logprobs is None:
             return None
         logprobs = empty_logprobs()
@@ -140,8 +141,9 @@ class VllmWire:
         reason, matched = vllm.finish_reason(output)
         if reason == "abort" and finished is not None and output.request_id in finished:
             # Nobody here asked for it: the engine is being stopped.
-            self._client.forget(child)
-            child.call.fail(EngineError("UNAVAILABLE", ABORTED_TEXT))
+            child.call.lost(child, EngineError("UNAVAILABLE", ABORTED_TEXT))
+            return
+        if reason == "error" and not output.new_token_ids and child.grammar_refused():
             return
         child.finish(output.new_token_ids, logprobs, reason, matched)
 
@@ -159,8 +161,7 @@ class VllmWire:
         for name in step.finished_requests or ():
             child = client.children.get(name)
             if child is not None:
-                client.forget(child)
-                child.call.fail(EngineError("UNAVAILABLE", "the engine closed the request without a result"))
+                child.call.lost(child, EngineError("UNAVAILABLE", "the engine closed the request without a result"))
 
 
 class TokenspeedWire:
@@ -220,10 +221,16 @@ class TokenspeedWire:
             logprobs = _sampled(step.logprob_ids[row], step.logprobs[row], child.call.request.logprobs)
         reason = step.finished_reasons[row]
         if reason:
-            reason = reason if reason in ("stop", "length", "abort", "error") else "stop"
-            child.finish(token_ids, logprobs, reason, None)
+            self._finish(child, token_ids, logprobs, reason)
         elif token_ids:
             child.deliver(token_ids, logprobs)
+
+    def _finish(self, child: Child, token_ids: list[int], logprobs: TokenLogprobs | None, reason: str) -> None:
+        if reason != "abort":
+            child.finish(token_ids, logprobs, reason if reason in ("stop", "length", "error") else "stop", None)
+        elif token_ids or not child.grammar_refused():
+            # Nobody here asked for it: what this process ended is no longer known here.
+            child.call.lost(child, EngineError("UNAVAILABLE", ABORTED_TEXT))
 
 
 def _sampled(token_ids: list[int], values: list[float], alternatives: int) -> TokenLogprobs:

@@ -19,6 +19,7 @@ from smg.history.base import RUNNING, StoredItem, StoredResponse, items_of
 from smg.history.factory import make_history
 from smg.mcp.lazy import LazyHost
 from smg.messages import ModelInfo
+from smg.readiness import unserved
 from smg.telemetry.metrics import SessionMetrics
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Sessions:
     # Before a session ----------------------------------------------------------------------------
 
     def find_model(self, name: str) -> ModelInfo | None:
-        """The served model; None while it is not known which there are. Raises ``ApiError`` (404)."""
+        """The served model; None while it is not known which there are. Raises ``ApiError`` (404, 503)."""
         table = self.process.models
         canonical = self.settings.model_aliases.get(name, name)
         for model in table.models:
@@ -112,7 +113,7 @@ class Sessions:
                 return model
         if table.version == 0:
             return None
-        raise refused("model_not_found", f"No worker available for model '{name}'", status=404)
+        raise unserved(table, name)
 
     def speaks_harmony(self, name: str) -> bool:
         """Whether the model's prompts are made of items instead of chat messages. Raises ``ApiError`` (404)."""

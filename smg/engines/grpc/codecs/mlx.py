@@ -97,6 +97,8 @@ def refuse_unsupported(request: EngineRequest) -> None:
         raise BuildError("MLX backend does not support n > 1 (parallel samples)")
     if request.sampling.stop:
         raise BuildError("MLX backend does not support string stop sequences")
+    if request.prompt_logprobs is not None:
+        raise BuildError("MLX backend does not support log-probabilities of the prompt")
     constraint = request.constraint
     if constraint is None:
         return

@@ -51,6 +51,8 @@ class TokenspeedCodec(base.GrpcCodec):
     supports_profile: ClassVar[bool] = True
 
     def build(self, request: EngineRequest) -> Any:
+        if request.prompt_logprobs is not None:
+            raise BuildError("prompt log-probabilities are not supported by TokenSpeed")
         sampling = request.sampling
         message = pb.GenerateRequest(stream=request.stream)
         params = message.sampling_params

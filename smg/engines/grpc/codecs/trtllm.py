@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from math import nan
 from typing import Any, ClassVar
 
 from smg.engines.base import Delta, EngineRequest, TokenLogprobs
@@ -172,7 +173,9 @@ class TrtllmDecoder:
         if not streaming and complete.logprobs:
             delta.logprobs = token_logprobs(complete.logprobs)
         if complete.prompt_logprobs:
-            delta.prompt_logprobs = token_logprobs(complete.prompt_logprobs)
+            prompt = token_logprobs(complete.prompt_logprobs)
+            # The message has no way to say that the first token depends on nothing.
+            delta.prompt_logprobs = TokenLogprobs(prompt.token_ids, [nan, *prompt.logprobs[1:]], [(), *prompt.top[1:]])
         delta.matched_stop = base.matched_stop(complete)
         delta.spec_accepted = complete.spec_accepted_tokens
         delta.spec_draft = complete.spec_draft_tokens
