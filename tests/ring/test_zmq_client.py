@@ -72,8 +72,15 @@ class StandIn:
             payload[0] if isinstance(payload[0], str) and payload[0] != "TokenizedGenerateReqInput" else payload[1]
         )
 
-    async def say(self, *rows: list[Any], finished: list[str] | None = None, frames: tuple[bytes, ...] = ()) -> None:
-        message = encode([0, list(rows), None, 1.0, None, finished, None, None, None])
+    async def say(
+        self,
+        *rows: list[Any],
+        finished: list[str] | None = None,
+        frames: tuple[bytes, ...] = (),
+        running: int | None = None,
+    ) -> None:
+        stats = None if running is None else {"num_running_reqs": running}
+        message = encode([0, list(rows), stats, 1.0, None, finished, None, None, None])
         await self.output.send_multipart([message, *frames])
 
     def close(self) -> None:
@@ -217,8 +224,9 @@ def test_late_tokens_of_an_aborted_request_are_dropped_and_strangers_are_aborted
             await sink.first.wait()
             sink.call.abort()  # type: ignore[attr-defined]
             assert await engine.request() == (ABORT, [name])
-            await engine.say([name, [6]], ["stranger", [1]])
+            await engine.say([name, [6]], ["stranger", [1]], running=2)
             assert await engine.request() == (ABORT, ["stranger"])
+            assert client.ranks[0].running == 0, "this may be the engine's last step"
             await engine.say(["stranger", [2]], [name, [7]])
             other = start(client, "other")
             await engine.say([await engine.added(), [1], None, None, None, 1])

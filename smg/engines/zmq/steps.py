@@ -112,7 +112,9 @@ class VllmWire:
                 child.deliver(output.new_token_ids, logprobs)
         if step.stats is not None:
             stats = step.stats
-            client.loaded(step.engine_index, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage)
+            # Strays are on their way out, and the step without them may never be made.
+            running = max(stats.num_running_reqs - len(strays), 0)
+            client.loaded(step.engine_index, running, stats.num_waiting_reqs, stats.kv_cache_usage)
         self._rest(step, strays)
 
     def _details(self, child: Child, output: vllm.Output, frames: list[bytes]) -> TokenLogprobs | None:
@@ -206,7 +208,7 @@ class TokenspeedWire:
                 self._deliver(child, step, row)
         if step.kv_total_pages:
             usage = step.kv_active_pages / step.kv_total_pages
-            client.loaded(step.engine_index, step.num_running, step.num_waiting, usage)
+            client.loaded(step.engine_index, max(step.num_running - len(strays), 0), step.num_waiting, usage)
         if strays:
             client.stray(strays, step.engine_index)
 
