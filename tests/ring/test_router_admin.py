@@ -108,14 +108,29 @@ async def removal(gw: Gateway, path: str, url: str) -> None:
     assert (await gw.chat()).status_code == 200
 
 
+def test_a_model_may_be_that_of_a_worker_that_has_not_told_it_yet() -> None:
+    async def test() -> None:
+        async with gateway() as gw:
+            assert code_of(await gw.chat()) == "model_not_found"
+            await gw.http.post("/workers", json={"url": f"grpc://127.0.0.1:{free_port()}"})
+
+            async def known() -> bool:
+                return code_of(await gw.chat()) != "model_not_found"
+
+            await until(known)
+            early = await gw.chat()
+            assert (early.status_code, code_of(early)) == (503, "no_available_workers")
+            assert early.headers["retry-after"] == "1"
+
+    run(test)
+
+
 def test_registrations_that_cannot_succeed() -> None:
     async def test() -> None:
         flags = ("--worker-startup-timeout-secs", "1", "--job-queue-capacity", "2")
         async with worker("vllm") as (_engine, url), gateway(flags=flags) as gw:
             nobody = f"grpc://127.0.0.1:{free_port()}"
             created = (await gw.http.post("/workers", json={"url": nobody})).json()
-            early = await gw.chat()
-            assert (early.status_code, code_of(early)) == (503, "no_available_workers") and early.headers["retry-after"]
             shown = (await gw.http.get(created["location"])).json()
             assert shown["status"] == "pending" and shown["is_healthy"] is False
             assert shown["job_status"].keys() == {"job_type", "worker_url", "status", "message", "timestamp"}
