@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ import zmq
 
 from smg.messages import Peer, RingMessage, StreamData
 
-MAX_IPC_PATH = 107
 _FRAMES_PER_TURN = 64
 _ZERO_COPY_BYTES = 65536
 _LAZY_SECS = 0.002
@@ -36,17 +34,6 @@ _EVENTS, _POLLIN, _NOBLOCK = int(zmq.EVENTS), int(zmq.POLLIN), int(zmq.NOBLOCK)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[RingMessage]).decode
-
-
-def make_run_dir(base: str | None = None) -> Path:
-    """A new private directory for the sockets of one gateway. Raises ``OSError`` if its paths would be too long."""
-    directory = Path(tempfile.mkdtemp(prefix="smg-", dir=base))
-    os.chmod(directory, 0o700)
-    longest = directory / "frontend99.999999"
-    if len(str(longest).encode()) > MAX_IPC_PATH:
-        os.rmdir(directory)
-        raise OSError(f"socket directory {directory} is too long: {longest} exceeds {MAX_IPC_PATH} bytes")
-    return directory
 
 
 def peer_address(run_dir: Path, role: str, index: int, generation: int) -> str:

@@ -20,7 +20,6 @@ import gc
 import logging
 import os
 import selectors
-import shutil
 import signal
 import socket
 import sys
@@ -28,10 +27,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from smg.ipc import make_run_dir, peer_address
+from smg.ipc import peer_address
 from smg.listeners import bind_listeners, inherited, publish
 from smg.messages import ControlMessage, Drain, Idle, Peer, PeerTable, Ready
 from smg.process import MAX_CONTROL_BYTES, ChildProcess, ControlChannel, run_child
+from smg.run_dir import run_dir
 from smg.settings import Settings
 from smg.telemetry.exposition import mark_process_dead
 from smg.telemetry.metrics import SupervisorMetrics
@@ -301,16 +301,11 @@ def _ring(settings: Settings) -> list[tuple[str, int, type[ChildProcess]]]:
 
 def run(settings: Settings) -> int:
     """Run a gateway in the foreground until it is signalled; returns the exit status. Raises ``ConfigError``."""
-    listeners = bind_listeners(settings)
-    run_dir = make_run_dir(settings.run_dir)
-    try:
-        metrics_dir = run_dir / "metrics"
+    with contextlib.closing(bind_listeners(settings)) as listeners, run_dir(settings.run_dir) as directory:
+        metrics_dir = directory / "metrics"
         metrics_dir.mkdir(mode=0o700)
         # prometheus_client decides about multiprocess mode when it is first imported.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
         configure(settings.prometheus_duration_buckets)
         publish(listeners)
-        return Supervisor(settings, run_dir).run()
-    finally:
-        listeners.close()
-        shutil.rmtree(run_dir, ignore_errors=True)
+        return Supervisor(settings, directory).run()

@@ -44,6 +44,8 @@ def inputs_of(request: EmbeddingRequest) -> list[Prompt]:
     value = request.input
     entries = [value] if type(value) is str or _is_ids(value) else value
     good = type(entries) is list and all((type(entry) is str and entry) or _is_ids(entry) for entry in entries)
+    if not good and value and not (type(value) is list and "" in value):
+        raise refused("empty_input", "input: expected a text, a list of texts, or lists of token ids")
     if not good or not entries:
         raise refused("empty_input", "Input text cannot be empty")
     if len(entries) > MAX_PROMPTS:

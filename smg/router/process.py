@@ -42,7 +42,7 @@ from smg.router.lifecycle import Lifecycle
 from smg.router.policies import Policy, RouteFacts, make_policy
 from smg.router.registry import Registry
 from smg.router.retry import RetryRules, counted
-from smg.router.spec import RegistrationError
+from smg.router.spec import RegistrationError, worker_url
 from smg.router.worker import READY, Worker
 from smg.router.zmq_workers import ZmqWorkers
 from smg.settings import POLICIES
@@ -98,7 +98,8 @@ class RouterProcess(ChildProcess):
             source = self.settings.tokenizer_source
             if source is not None and not self.settings.disable_tokenizer_autoload:
                 self.registry.tokenizers[source] = TokenizerSource(source, source, self.settings.chat_template or "")
-            specs: list[dict[str, Any]] = [{"url": url} for url in dict.fromkeys(self.settings.worker_urls)]
+            urls = dict.fromkeys(map(worker_url, self.settings.worker_urls))
+            specs: list[dict[str, Any]] = [{"url": url} for url in urls]
         else:
             specs, sources, removed = saved
             self.registry.tokenizers.update({source.name: source for source in sources})

@@ -12,7 +12,7 @@ import os
 import stat
 from pathlib import Path
 
-from smg.ipc import MAX_IPC_PATH
+from smg.run_dir import MAX_IPC_PATH
 
 SCHEME = "ipc://"
 FIRST_HANDSHAKE_PORT = 20000

@@ -313,7 +313,7 @@ class ZmqWorkerClient:
             rank.calls.discard(call)
             if not rank.calls:
                 # An engine that has nothing left to do after an abort makes no step that would say so.
-                self.loaded(rank.number, 0, 0, rank.kv_usage)
+                self.loaded(rank.number, 0, 0, rank.kv_usage, 0)
 
     def drop(self, call: ZmqCall, children: Sequence[Child], *, abort: bool = True) -> None:
         """Stop requests; what still comes of them is thrown away."""
@@ -345,12 +345,16 @@ class ZmqWorkerClient:
 
     # Engine state ---------------------------------------------------------------------------------
 
-    def loaded(self, engine: int, running: int, waiting: int, kv_usage: float) -> None:
-        """An engine's load came with a step. The router hears of it a few times per second."""
+    def loaded(self, engine: int, running: int, waiting: int, kv_usage: float, strays: int) -> None:
+        """An engine's load came with a step. The router hears of it a few times per second.
+
+        ``strays`` are the running requests that nobody here knows: they are on their way out, and the step without
+        them may never be made.
+        """
         if not 0 <= engine < len(self.ranks):
             return
         rank = self.ranks[engine]
-        rank.running, rank.waiting, rank.kv_usage = running, waiting, kv_usage
+        rank.running, rank.waiting, rank.kv_usage = max(running - strays, 0), waiting, kv_usage
         if self._load_timer is None:
             self._load_timer = self._loop.call_later(LOAD_REPORT_SECS, self._report_loads)
 

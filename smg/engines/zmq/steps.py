@@ -112,9 +112,8 @@ class VllmWire:
                 child.deliver(output.new_token_ids, logprobs)
         if step.stats is not None:
             stats = step.stats
-            # Strays are on their way out, and the step without them may never be made.
-            running = max(stats.num_running_reqs - len(strays), 0)
-            client.loaded(step.engine_index, running, stats.num_waiting_reqs, stats.kv_cache_usage)
+            counts = stats.num_running_reqs, stats.num_waiting_reqs
+            client.loaded(step.engine_index, *counts, stats.kv_cache_usage, len(strays))
         self._rest(step, strays)
 
     def _details(self, child: Child, output: vllm.Output, frames: list[bytes]) -> TokenLogprobs | None:
@@ -208,7 +207,7 @@ class TokenspeedWire:
                 self._deliver(child, step, row)
         if step.kv_total_pages:
             usage = step.kv_active_pages / step.kv_total_pages
-            client.loaded(step.engine_index, max(step.num_running - len(strays), 0), step.num_waiting, usage)
+            client.loaded(step.engine_index, step.num_running, step.num_waiting, usage, len(strays))
         if strays:
             client.stray(strays, step.engine_index)
 

@@ -116,7 +116,7 @@ class Sessions:
         raise unserved(table, name)
 
     def speaks_harmony(self, name: str) -> bool:
-        """Whether the model's prompts are made of items instead of chat messages. Raises ``ApiError`` (404)."""
+        """Whether the model's prompts are made of items instead of chat messages. Raises ``ApiError`` (404, 503)."""
         info = self.find_model(name)
         return is_harmony(info if info is not None else ModelInfo(name, "", []))
 
