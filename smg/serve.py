@@ -25,6 +25,7 @@ from smg.engine_commands import (
 from smg.flags import ConfigError, group
 from smg.settings import Settings, check_settings
 from smg.settings_build import build_settings
+from smg.settings_check import MAX_PROCS
 from smg.telemetry.logs import setup_logging
 
 _serve = group("Serve")
@@ -128,8 +129,8 @@ def _run(**_values: Any) -> int:
     problem = check_request(request) or missing_package(request)
     if problem is not None:
         raise click.UsageError(problem, ctx)
-    if serve.data_parallel_size < 1:
-        raise ConfigError(f"--data-parallel-size must be at least 1, got {serve.data_parallel_size}")
+    if not 1 <= serve.data_parallel_size <= MAX_PROCS:
+        raise ConfigError(f"--data-parallel-size must be between 1 and {MAX_PROCS}, got {serve.data_parallel_size}")
     replicas = make_replicas(request)
     model = engine_model(tail)[0] or (SHIPPED_MODEL if serve.backend == "sim" else None)
     settings = gateway_settings(serve, mode, [replica.url for replica in replicas], model, ctx.meta["smg.gateway"])

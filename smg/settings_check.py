@@ -13,6 +13,8 @@ from smg.settings import Settings, flags
 
 SCHEMES = ("http://", "https://", "grpc://", "grpcs://", "ipc://")
 DEFAULT_PORTS = {"http": 80, "https": 443}
+# Of one role. Far more than a machine has use for, and far less than what takes all its memory.
+MAX_PROCS = 256
 _NOT_NEGATIVE = (
     "queue_size",
     "queue_timeout_secs",
@@ -163,6 +165,9 @@ def _check_limits(settings: Settings) -> None:
             "stream_buffer_bytes",
         ),
     )
+    for name in ("tokenizer_procs", "detok_procs", "frontend_procs"):
+        if getattr(settings, name) > MAX_PROCS:
+            raise _invalid(name, getattr(settings, name), f"Must be at most {MAX_PROCS}")
     rate = settings.rate_limit_tokens_per_second
     if rate is not None and rate < 0:
         raise _invalid("rate_limit_tokens_per_second", rate, "Must be >= 0 when specified")

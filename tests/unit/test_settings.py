@@ -109,6 +109,7 @@ def test_derived_values() -> None:
         ({"worker_startup_check_interval": 0}, invalid("worker_startup_check_interval_secs", 0, "Must be > 0")),
         ({"request_timeout_secs": 0}, invalid("request_timeout_secs", 0, "Must be > 0")),
         ({"max_payload_size": 0}, invalid("max_payload_size", 0, "Must be > 0")),
+        ({"detok_procs": 100000}, invalid("detok_procs", 100000, "Must be at most 256")),
         ({"kv_index": "x"}, invalid("kv_index", "x", "expected 'positional' or 'chain'")),
         (
             {"selection_policy": "x"},
