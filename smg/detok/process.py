@@ -90,6 +90,10 @@ class DetokProcess(ChildProcess):
                     run.abort()
         if any(peer.role == "router" for peer in appeared):
             self.to_router(DetokLoad(self.index, self._inflight()))
+            # It may have asked before it could be answered.
+            for client in self.clients.values():
+                if isinstance(client, ZmqWorkerClient):
+                    client.report()
 
     def _inflight(self) -> dict[str, int]:
         counts: dict[str, int] = {}

@@ -19,6 +19,7 @@ import msgspec
 from smg.api.errors import ApiError, render_error
 from smg.api.grpc_status import breaker_outcome, http_status, is_retryable
 from smg.api.paths import path_of_api
+from smg.ipc import Handlers
 from smg.messages import (
     AdminCall,
     DetokLoad,
@@ -30,6 +31,7 @@ from smg.messages import (
     Peer,
     Redispatch,
     Reply,
+    RingMessage,
     Route,
     TokenizerSource,
     WorkerReport,
@@ -86,8 +88,9 @@ class RouterProcess(ChildProcess):
         self._pool_labels: set[tuple[str, str, str]] = set()
         # Only sticky sessions look at the requests in flight per routing key.
         self._counts_keys = settings.routing_key_override
+        self._held: list[RingMessage] | None = None
         if self._restore():
-            await self.lifecycle.settle(RESTART_SECS)
+            self._hold()
         self._tick_timer = self.loop.call_later(float(settings.eviction_interval_secs), self._tick)
         return f"policy {settings.policy}, {len(self.registry.workers)} workers"
 
@@ -110,6 +113,25 @@ class RouterProcess(ChildProcess):
             except RegistrationError as error:
                 log.error("worker %s is not registered: %s", spec.get("url"), error)
         return saved is not None
+
+    def _hold(self) -> None:
+        """Let requests and calls wait, and the other processes keep the table they have, until the workers that the
+        router before had are found again. That takes messages of the detok processes, so this router is already one
+        of their peers."""
+        held: list[RingMessage] = []
+        self._held = held
+        served: Handlers = {kind: self.handlers[kind] for kind in (Route, Redispatch, AdminCall)}
+        self.handlers.update(dict.fromkeys(served, held.append))
+
+        async def settle() -> None:
+            await self.lifecycle.settle(RESTART_SECS)
+            self.handlers.update(served)
+            self._held = None
+            self._changed()
+            for message in held:
+                served[type(message)](message)
+
+        self.spawn(settle(), "settle")
 
     async def stop(self) -> None:
         self._tick_timer.cancel()
@@ -144,9 +166,10 @@ class RouterProcess(ChildProcess):
         self.zmq.on_peers(appeared, vanished)
         if any(peer.role == "detok" for peer in appeared):
             self.retry_waiting()
-        table = self.registry.table()
-        for peer in appeared:
-            self.links.send(peer.role, peer.index, table)
+        if self._held is None:
+            table = self.registry.table()
+            for peer in appeared:
+                self.links.send(peer.role, peer.index, table)
 
     def retry_waiting(self) -> None:
         """Try the plans that wait for a detok process again."""
@@ -162,6 +185,8 @@ class RouterProcess(ChildProcess):
 
     def _broadcast(self) -> None:
         self._broadcast_due = False
+        if self._held is not None:
+            return
         table: ModelTable = self.registry.table()
         for role in self.talks_to:
             for box in self.links.of(role).values():

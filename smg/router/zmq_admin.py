@@ -277,7 +277,7 @@ class ZmqAdmin:
         if message.up:
             rank.links.add(message.detok)
             if message.ready:
-                rank.ready = decode_ready(message.ready)
+                rank.ready = decode_ready(message.ready, self.engine)
         else:
             rank.links.discard(message.detok)
             if message.reason:

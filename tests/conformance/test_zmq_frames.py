@@ -77,9 +77,9 @@ def test_handshake(case: dict[str, Any]) -> None:
 def check_registration(case: dict[str, Any], payload: bytes) -> None:
     if not payload:
         with pytest.raises(ValueError, match="not supported"):
-            decode_ready(payload)
+            decode_ready(payload, case["engine"])
         return
-    ready = decode_ready(payload)
+    ready = decode_ready(payload, case["engine"])
     for name, value in case["decoded"].items():
         if hasattr(ready, name):
             assert getattr(ready, name) == value
@@ -90,8 +90,15 @@ def check_registration(case: dict[str, Any], payload: bytes) -> None:
 
 def test_registration_of_tokenspeed() -> None:
     [case] = [case for case in CASES if case["id"] == "ts_register"]
-    ready = decode_ready(frames_of(case)[1])
+    ready = decode_ready(frames_of(case)[1], "tokenspeed")
     assert (ready.tokens_per_block, ready.max_num_batched_tokens, ready.lockstep) == (64, -1, False)
+
+
+@pytest.mark.parametrize(("name", "other"), [("ts_register", "vllm"), ("hs_register", "tokenspeed")])
+def test_registration_of_another_engine_is_refused(name: str, other: str) -> None:
+    case = next(case for case in CASES if case["id"].startswith(name) and frames_of(case)[1])
+    with pytest.raises(ValueError, match=f"the engine is {case['engine']}, this worker's backend is {other}"):
+        decode_ready(frames_of(case)[1], other)
 
 
 # ---- outputs of vLLM

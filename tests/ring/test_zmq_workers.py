@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
+import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -404,15 +406,30 @@ def test_a_killed_router_keeps_the_engine() -> None:
             streams = [asyncio.create_task(outcome(gw, number, 150)) for number in range(8)]
             await until(lambda: worker.running == 8)
             await gw.kill("router")
+            assert (await gw.chat()).status_code == 200
             assert set(await asyncio.gather(*streams)) == {"done"}
-            async with asyncio.timeout(10):
-                while (await gw.chat()).status_code != 200:
-                    await asyncio.sleep(0.02)
             worker.kill()
             await ready(gw, wanted=False)
             worker.start()
             await ready(gw, wanted=True)
             assert (await gw.chat()).status_code == 200
+
+    run(test)
+
+
+@pytest.mark.parametrize("kind", ["vllm", "tokenspeed"])
+@pytest.mark.parametrize("second", ["tokenizer", "detok", "frontend", "telemetry"])
+def test_no_request_is_lost_with_a_router_and_no_second_death_loses_the_engine(kind: str, second: str) -> None:
+    async def test() -> None:
+        async with zmq_worker(kind) as worker, zmq_gateway(worker) as gw:
+            chats = [asyncio.create_task(gw.chat(f"question {number}")) for number in range(24)]
+            os.kill(gw.pids[("router", 0)], signal.SIGKILL)
+            assert {answer.status_code for answer in await asyncio.gather(*chats)} == {200}
+            os.kill(gw.pids[("router", 0)], signal.SIGKILL)
+            await gw.kill(second)
+            async with asyncio.timeout(10):
+                while await outcome(gw, 0) != "done":
+                    await asyncio.sleep(0.02)
 
     run(test)
 

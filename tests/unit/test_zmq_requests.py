@@ -229,4 +229,4 @@ def test_no_message_of_an_engine_raises_anything_but_a_wire_error(payload: bytes
     assert isinstance(vllm.salvage_ids(payload), list)
     assert isinstance(tokenspeed.salvage_ids(payload), list)
     with contextlib.suppress(ValueError):
-        decode_ready(payload)
+        decode_ready(payload, "vllm")

@@ -103,8 +103,7 @@ class ZmqWorkerClient:
         known, self._facts = self._facts, facts
         self.number = facts.client
         if known is not None:
-            for rank in self.ranks:
-                self._report(rank, "")
+            self.report()
             return
         path = path_of(self.url)
         self._adopting = set(range(facts.ranks)) if facts.adopt else set()
@@ -134,7 +133,7 @@ class ZmqWorkerClient:
     def _registered(self, rank: Rank, frames: list[bytes]) -> None:
         """An engine's first message on its input."""
         try:
-            decode_ready(frames[0])
+            decode_ready(frames[0], self._wire.engine)
         except ValueError as error:
             log.error("worker %s, rank %d: %s", self.url, rank.number, error)
             self._report(rank, str(error))
@@ -176,6 +175,11 @@ class ZmqWorkerClient:
         error = EngineError("UNAVAILABLE", f"the engine of worker {self.url} is gone: {reason}")
         for call in list(rank.calls):
             call.fail(error, abort=False)
+
+    def report(self) -> None:
+        """Tell a new router which engines are connected."""
+        for rank in self.ranks:
+            self._report(rank, "")
 
     def _report(self, rank: Rank, reason: str) -> None:
         self._host.to_router(EngineLink(self.url, self._host.index, rank.number, rank.up, rank.ready, reason))

@@ -74,6 +74,16 @@ class ReadyResponse(msgspec.Struct, omit_defaults=True):
         return (self.data_parallel_size or 1) > 1
 
     @property
+    def engine(self) -> str:
+        """Name of the engine, as far as it can be told from its version and its fields; "" when it cannot."""
+        name, dash, _ = (self.vllm_version or "").partition("-")
+        if dash and name in ("tokenspeed", "sglang"):
+            return name
+        if self.prefix_granularity is not None and self.block_size is None:
+            return "tokenspeed"
+        return "vllm" if self.vllm_version else ""
+
+    @property
     def tokens_per_block(self) -> int:
         """Block size of the KV cache, 0 when unknown."""
         return self.block_size or self.prefix_granularity or 0
@@ -84,8 +94,9 @@ _decode_ready = msgspec.msgpack.Decoder(ReadyResponse).decode
 encode_init = msgspec.msgpack.Encoder().encode
 
 
-def decode_ready(payload: bytes) -> ReadyResponse:
-    """A registration. Raises ``ValueError`` when it cannot be used: engines before vLLM 0.20 send an empty one."""
+def decode_ready(payload: bytes, engine: str) -> ReadyResponse:
+    """The registration of an engine that is to be ``engine``. Raises ``ValueError`` when it cannot be used: engines
+    before vLLM 0.20 send an empty one, and what speaks another engine's protocol would die of the first request."""
     if not payload:
         raise ValueError("the engine registered without a word about itself (vLLM before 0.20 is not supported)")
     try:
@@ -94,6 +105,8 @@ def decode_ready(payload: bytes) -> ReadyResponse:
         raise ValueError(f"the engine's registration cannot be read: {error}") from None
     if ready.max_model_len < 2:
         raise ValueError(f"the engine registered with a context of {ready.max_model_len} tokens")
+    if ready.engine not in ("", engine):
+        raise ValueError(f"the engine is {ready.engine}, this worker's backend is {engine} (--backend, runtime_type)")
     return ready
 
 

@@ -26,8 +26,9 @@ _decode_sampling = msgspec.msgpack.Decoder(tokenspeed.SamplingParams).decode
 
 
 class Wire(Protocol):
-    """One engine's wire format for one client. ``utilities``: the engine takes UTILITY calls."""
+    """The wire format of an ``engine`` for one client. ``utilities``: the engine takes UTILITY calls."""
 
+    engine: str
     utilities: bool
 
     def add(self, child: Child, context: int) -> bytes:
@@ -52,6 +53,7 @@ def wire_for(kind: str, client: ZmqWorkerClient) -> Wire:
 class VllmWire:
     """vLLM's engine core."""
 
+    engine = "vllm"
     utilities = True
 
     def __init__(self, client: ZmqWorkerClient) -> None:
@@ -168,6 +170,7 @@ class VllmWire:
 class TokenspeedWire:
     """TokenSpeed."""
 
+    engine = "tokenspeed"
     utilities = False
 
     def __init__(self, client: ZmqWorkerClient) -> None:
