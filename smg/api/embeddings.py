@@ -35,18 +35,20 @@ def decode(body: bytes, headers: Mapping[str, str]) -> EmbeddingRequest:
     return _DECODER.decode(body, headers)
 
 
-def _is_ids(value: Any) -> bool:
-    return type(value) is list and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
+def _is_input(value: Any) -> bool:
+    """A text or a list of token ids, empty ones too."""
+    if type(value) is list:
+        return all(type(token) is int and 0 <= token < 2**32 for token in value)
+    return type(value) is str
 
 
 def inputs_of(request: EmbeddingRequest) -> list[Prompt]:
     """The texts or token id lists to embed, in order. Raises ``ApiError`` (``empty_input``)."""
     value = request.input
-    entries = [value] if type(value) is str or _is_ids(value) else value
-    good = type(entries) is list and all((type(entry) is str and entry) or _is_ids(entry) for entry in entries)
-    if not good and value and not (type(value) is list and "" in value):
+    entries = [value] if _is_input(value) else value
+    if type(entries) is not list or not all(map(_is_input, entries)):
         raise refused("empty_input", "input: expected a text, a list of texts, or lists of token ids")
-    if not good or not entries:
+    if not all(entries):
         raise refused("empty_input", "Input text cannot be empty")
     if len(entries) > MAX_PROMPTS:
         raise too_long("input", MAX_PROMPTS, len(entries))

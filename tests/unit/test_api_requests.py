@@ -162,6 +162,19 @@ def test_own_rule(path: str, body: dict[str, Any], expect: list[Any] | None) -> 
     assert outcome(path, body) == expect
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        *[(value, "cannot be empty") for value in ("", [], [""], ["a", ""], [[]], [[1], []])],
+        *[(value, "expected a text") for value in (None, 3, {}, {"a": 1}, ["a", 1], [1, ""], [-1], [True], [[["a"]]])],
+    ],
+)
+def test_embedding_inputs_that_are_refused(value: Any, text: str) -> None:
+    with pytest.raises(ApiError, match=text) as caught:
+        GATEWAY.send("/v1/embeddings", {"model": MODEL, "input": value})
+    assert (caught.value.status, caught.value.code) == (400, "empty_input")
+
+
 def test_a_client_is_told_in_its_own_words_that_there_are_no_threads() -> None:
     body = message({"type": "text", "text": "a"}) | {"thread": {"type": "create"}}
     with pytest.raises(ApiError) as caught:
