@@ -69,12 +69,13 @@ def _role(word: str) -> Literal["admin", "user"]:
 
 
 def _aliases(entries: Sequence[str]) -> dict[str, str]:
-    aliases = {}
+    aliases: dict[str, str] = {}
     for entry in entries:
-        alias, equals, canonical = entry.partition("=")
-        if not equals or not alias.strip() or not canonical.strip():
+        alias, equals, canonical = (part.strip() for part in entry.partition("="))
+        if not equals or not alias or not canonical:
             raise ConfigError(f"Invalid model alias '{entry}'. Expected format: <alias>=<canonical>")
-        aliases[alias.strip()] = canonical.strip()
+        if aliases.setdefault(alias, canonical) != canonical:
+            raise ConfigError(f"--model-alias: '{alias}' stands for both '{aliases[alias]}' and '{canonical}'")
     return aliases
 
 
