@@ -6,12 +6,12 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from smg.flags import ConfigError
 from smg.settings import Settings, flags
 
-SCHEMES = ("http://", "https://", "grpc://", "grpcs://", "ipc://")
 DEFAULT_PORTS = {"http": 80, "https": 443}
 # Of one role. Far more than a machine has use for, and far less than what takes all its memory.
 MAX_PROCS = 256
@@ -119,9 +119,21 @@ def _check_policies(settings: Settings) -> None:
 def _check_workers(settings: Settings) -> None:
     urls = [*settings.worker_urls, *settings.decode]
     urls += [url for url, _ in (*settings.prefill, *settings.encode)]
+    count = settings.zmq_engine_count
+    if count is not None and count < 0:
+        raise _invalid("zmq_engine_count", count, "can't convert negative int to unsigned")
+    if not urls:
+        return
+    from smg.router.urls import IPC, ZMQ_BACKENDS, check_worker_url, worker_url
+
     for url in urls:
-        if not url.startswith(SCHEMES):
-            reason = "URL must start with a lowercase http://, https://, grpc://, grpcs://, or ipc:// scheme"
+        try:
+            check_worker_url(worker_url(url), settings.detok_procs, count or 1)
+        except ValueError as error:
+            shown = re.sub("//.*@", "//***@", url)  # a password is not for the log
+            raise _invalid("worker_url", shown if shown.isprintable() else ascii(shown), str(error)) from None
+        if url.startswith(IPC) and settings.backend not in ZMQ_BACKENDS:
+            reason = f"--backend {settings.backend} does not speak ZMQ; choose {' or '.join(ZMQ_BACKENDS)}"
             raise _invalid("worker_url", url, reason)
 
 
@@ -224,6 +236,7 @@ def _check_files(settings: Settings) -> None:
     # A gRPC worker may bring its own tokenizer; a failed load is then only logged.
     if path and not any(url.startswith(("grpc://", "grpcs://")) for url in urls) and _looks_local(path):
         _must_exist("model_path", path)
+    _check_tokenizer(settings, urls)
     _must_exist("chat_template", settings.chat_template)
     for name in ("tls_cert_path", "tls_key_path", "client_cert_path", "client_key_path"):
         _must_exist(name, getattr(settings, name))
@@ -234,6 +247,20 @@ def _check_files(settings: Settings) -> None:
             os.makedirs(settings.log_dir, exist_ok=True)
         except OSError as error:
             raise _invalid("log_dir", settings.log_dir, f"cannot be created: {error.strerror}") from None
+
+
+def _check_tokenizer(settings: Settings, urls: list[str]) -> None:
+    """ZMQ workers have no tokenizer to give: a directory without one serves no model."""
+    source = settings.tokenizer_source
+    if not source or settings.disable_tokenizer_autoload or not urls:
+        return
+    if not os.path.isdir(source) or not all(url.startswith("ipc://") for url in urls):
+        return
+    from smg.vocab.load import TOKENIZER_FILES, has_tokenizer
+
+    if not has_tokenizer(Path(source)):
+        field = "tokenizer_path" if settings.tokenizer_path else "model_path"
+        raise _invalid(field, source, f"the directory has no tokenizer ({TOKENIZER_FILES})")
 
 
 def _looks_local(path: str) -> bool:

@@ -19,7 +19,9 @@ from smg.engines.base import EngineError
 from smg.engines.grpc.facts import LoadReport, Outcome
 from smg.messages import AdminCall, Reply, TokenizerSource
 from smg.router.lifecycle import AnyAdmin
-from smg.router.spec import RegistrationError, read_update, worker_url
+from smg.router.registry import check_parsers, parsers_of
+from smg.router.spec import RegistrationError, read_update
+from smg.router.urls import worker_url
 from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
 
 if TYPE_CHECKING:
@@ -144,12 +146,19 @@ class Admin:
     def _patch(self, worker: Worker, body: dict[str, Any]) -> Answer:
         update = read_update(body)
         labels = {**worker.labels, **(update.labels or {})}
+        if labels.get("model_id") != worker.labels.get("model_id"):
+            raise RegistrationError(
+                "PATCH cannot change the label model_id: it names the model when PUT registers again"
+            )
         try:
-            self.router.lifecycle.check_labels(worker, labels)
+            check_parsers(worker.url, worker.cards, labels)
         except ValueError as error:
             # Updates are jobs: they are accepted, and one that cannot be done leaves the worker as it was.
             log.error("worker %s is not updated: %s", worker.name, error)
+            worker.error, worker.failed_at = str(error), time.time()
             return answer(202, self._accepted(worker, "worker is updated"))
+        if worker.status != PENDING:
+            worker.error = ""
         spec = {**worker.spec, "labels": {**(worker.spec.get("labels") or {}), **(update.labels or {})}}
         spec.update({name: body[name] for name in ("priority", "cost", "api_key", "health") if name in body})
         worker.labels, worker.spec = labels, spec
@@ -172,6 +181,11 @@ class Admin:
         if isinstance(labels, dict):
             spec = {**spec, "labels": {**(worker.spec.get("labels") or {}), **labels}}
         renewed = self.router.registry.new_worker(spec, self.router.breaker_changed)
+        cards = renewed.cards or [ModelCard(card.id) for card in worker.cards]  # what the engine will name again
+        try:
+            check_parsers(worker.url, cards, renewed.labels)
+        except ValueError as error:
+            raise RegistrationError(str(error)) from error
         self.router.lifecycle.replace(worker, renewed)
         return answer(202, self._accepted(renewed, "worker is being registered again"))
 
@@ -319,10 +333,11 @@ def json_object(body: bytes) -> dict[str, Any]:
     return value
 
 
-def card_object(card: ModelCard) -> dict[str, Any]:
-    """A model card as the workers API shows it: empty fields are left out."""
-    shown = {name: value for name, value in asdict(card).items() if value and name != "extra"}
-    return {**shown, **card.extra}
+def card_object(card: ModelCard, labels: dict[str, str]) -> dict[str, Any]:
+    """A model card as the workers API shows it: with the parsers that ``labels`` give it, without empty fields."""
+    parsers = parsers_of(card, labels)
+    fields = {**asdict(card), "tool_parser": parsers.tool, "reasoning_parser": parsers.reasoning}
+    return {**{name: value for name, value in fields.items() if value and name != "extra"}, **card.extra}
 
 
 def worker_object(worker: Worker) -> dict[str, Any]:
@@ -331,7 +346,7 @@ def worker_object(worker: Worker) -> dict[str, Any]:
         "id": worker.id,
         "model_id": worker.cards[0].id if worker.cards else None,
         "url": worker.name,
-        "models": [card_object(card) for card in worker.cards],
+        "models": [card_object(card, worker.labels) for card in worker.cards],
         "worker_type": worker.worker_type,
         "connection_mode": worker.transport,
         "runtime_type": worker.kind or "unspecified",
@@ -352,9 +367,20 @@ def worker_object(worker: Worker) -> dict[str, Any]:
         shown["dp_rank"], shown["dp_size"] = worker.dp_rank, worker.dp_size
     if worker.report is not None:
         shown["engine_load"] = [asdict(rank) for rank in worker.report.loads]
-    if worker.status == PENDING:
-        shown["job_status"] = {
-            "job_type": "AddWorker", "worker_url": worker.url, "status": "processing",
-            "message": worker.error or "connecting", "timestamp": int(time.time()),
-        }  # fmt: skip
+    job = job_status(worker)
+    if job is not None:
+        shown["job_status"] = job
     return shown
+
+
+def job_status(worker: Worker) -> dict[str, Any] | None:
+    """The registration that is running, or the last change if it failed."""
+    if worker.status == PENDING:
+        kind, status, message, when = "AddWorker", "processing", worker.error or "connecting", time.time()
+    elif worker.error:
+        kind, status, message, when = "UpdateWorker", "failed", worker.error, worker.failed_at
+    else:
+        return None
+    return {
+        "job_type": kind, "worker_url": worker.url, "status": status, "message": message, "timestamp": int(when),
+    }  # fmt: skip

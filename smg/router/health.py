@@ -13,7 +13,7 @@ import msgspec
 
 from smg.engines.base import EngineError
 from smg.router.breaker import OPEN
-from smg.router.spec import HealthSpec
+from smg.router.spec import MIN_SECS, HealthSpec
 from smg.router.worker import DRAINING, NOT_READY, PENDING, READY, Worker
 from smg.settings import Settings
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smg.router.health")
 
-MIN_PAUSE = 0.05
 # A worker that failed is probed at least this often: it is wanted back as soon as it can.
 SUSPECT_SECS = 2.0
 IDLE_PAUSE = 3600.0
@@ -98,7 +97,7 @@ class Watch:
                 await self._probe(workers[0], rules)
             times = [last_health + self._interval(rules)] * bool(rules.health_interval)
             times += [next_load] * bool(rules.load_interval)
-            pause = max(MIN_PAUSE, min(times) - time.monotonic()) if times else IDLE_PAUSE
+            pause = max(MIN_SECS, min(times) - time.monotonic()) if times else IDLE_PAUSE
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._hurry.wait(), pause)
             self._hurry.clear()

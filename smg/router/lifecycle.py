@@ -15,8 +15,8 @@ from smg.engines.clients import tls_options
 from smg.engines.grpc.facts import WorkerFacts
 from smg.engines.grpc.probe import WorkerAdmin
 from smg.messages import TokenizerSource
-from smg.models.registry import ParserNames, check_override
 from smg.router.health import HealthRules, Watch
+from smg.router.registry import check_parsers
 from smg.router.worker import DRAINING, PENDING, READY, ModelCard, Worker
 from smg.router.zmq_admin import ZmqAdmin
 
@@ -158,21 +158,12 @@ class Lifecycle:
             if not name:
                 raise ValueError("the worker names no model; register it with a model card or a model_id label")
             worker.cards = [ModelCard(name)]
-        self.check_labels(worker, worker.labels)
+        check_parsers(worker.url, worker.cards, worker.labels)
         for card in worker.cards:
             card.context_length = card.context_length or facts.context_length
             card.architectures = card.architectures or facts.architectures
             card.hf_model_type = card.hf_model_type or facts.model_type
             await self._find_tokenizer(worker, card, facts)
-
-    def check_labels(self, worker: Worker, labels: dict[str, str]) -> None:
-        """Raises ``ValueError`` if the parsers named by the worker's cards or ``labels`` are not registered."""
-        for card in worker.cards:
-            names = ParserNames(
-                tool=card.tool_parser or labels.get("tool_parser", ""),
-                reasoning=card.reasoning_parser or labels.get("reasoning_parser", ""),
-            )
-            check_override(worker.url, card.id, names)
 
     def _activate(self, worker: Worker) -> None:
         worker.status = READY
@@ -221,6 +212,7 @@ class Lifecycle:
                 await self._describe(renewed, facts)
         except Exception as error:
             log.error("worker %s is not updated: %s", old.name, error)
+            old.error, old.failed_at = str(error), time.time()
             return
         finally:
             if self.admins.get(renewed.url) is not admin:  # sockets of a ZMQ worker have one owner, it stays

@@ -44,7 +44,8 @@ from smg.router.lifecycle import Lifecycle
 from smg.router.policies import Policy, RouteFacts, make_policy
 from smg.router.registry import Registry
 from smg.router.retry import RetryRules, counted
-from smg.router.spec import RegistrationError, worker_url
+from smg.router.spec import RegistrationError
+from smg.router.urls import worker_url
 from smg.router.worker import READY, Worker
 from smg.router.zmq_workers import ZmqWorkers
 from smg.settings import POLICIES

@@ -51,7 +51,7 @@ class Registry:
         self, spec: dict[str, Any], on_breaker: Callable[[Worker, str, str], None], dp_rank: int = -1
     ) -> Worker:
         """A pending worker from a registration body. Raises ``RegistrationError``."""
-        checked = read_worker(spec)
+        checked = read_worker(spec, self.settings.detok_procs, self.settings.zmq_engine_count or 1)
         worker: Worker
         breaker = CircuitBreaker(self.rules, lambda old, new: on_breaker(worker, NAMES[old], NAMES[new]))
         worker = Worker(url=checked.url, spec=spec, breaker=breaker, labels=dict(checked.labels or {}))
@@ -64,12 +64,10 @@ class Registry:
         worker.cost = 1.0 if checked.cost is None else checked.cost
         worker.kind = checked.kind
         worker.cards = [model_card(card) for card in spec.get("models") or []]
-        for card in worker.cards:
-            names = ParserNames(tool=card.tool_parser, reasoning=card.reasoning_parser)
-            try:
-                check_override(worker.url, card.id, names)
-            except ValueError as error:
-                raise RegistrationError(str(error)) from error
+        try:
+            check_parsers(worker.url, worker.cards, {})  # those of labels when the worker has told its model
+        except ValueError as error:
+            raise RegistrationError(str(error)) from error
         return worker
 
     def find_url(self, url: str) -> list[Worker]:
@@ -116,7 +114,9 @@ class Registry:
     def _model(self, name: str, workers: list[Worker]) -> ModelInfo:
         known = [worker for worker in workers if _is_known(worker)]
         cards = [card for worker in known for card in worker.cards if card.id == name]
-        overrides = self._agreed(name, [_parsers(c, worker) for worker in known for c in worker.cards if c.id == name])
+        overrides = self._agreed(
+            name, [parsers_of(c, worker.labels) for worker in known for c in worker.cards if c.id == name]
+        )
         first, card = known[0], cards[0]
         aliases = {alias for c in cards for alias in c.aliases}
         aliases.update(alias for alias, target in self.settings.model_aliases.items() if target == name)
@@ -216,9 +216,15 @@ def class_labels(value: Any) -> dict[str, str]:
         return {}
 
 
-def _parsers(card: ModelCard, worker: Worker) -> ParserNames:
+def parsers_of(card: ModelCard, labels: dict[str, str]) -> ParserNames:
     """A card keeps its own values; labels fill the fields it leaves empty."""
     return ParserNames(
-        tool=card.tool_parser or worker.labels.get("tool_parser", ""),
-        reasoning=card.reasoning_parser or worker.labels.get("reasoning_parser", ""),
+        tool=card.tool_parser or labels.get("tool_parser", ""),
+        reasoning=card.reasoning_parser or labels.get("reasoning_parser", ""),
     )
+
+
+def check_parsers(url: str, cards: Iterable[ModelCard], labels: dict[str, str]) -> None:
+    """Raises ``ValueError`` if ``cards`` or ``labels`` of the worker at ``url`` name an unknown parser."""
+    for card in cards:
+        check_override(url, card.id, parsers_of(card, labels))

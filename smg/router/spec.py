@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import msgspec
 
+from smg.router.urls import IPC, check_handshake_address, check_worker_url, worker_url
 from smg.router.worker import ModelCard
 
-SCHEMES = ("http://", "https://", "grpc://", "grpcs://", "ipc://")
+# The shortest interval and timeout of a worker: below it probing would be a busy loop.
+MIN_SECS = 0.05
 
 Priority = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
-Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Seconds = Annotated[float, msgspec.Meta(ge=MIN_SECS)]
+Key = Annotated[str, msgspec.Meta(pattern=r"^[^\x00-\x1f\x7f]*\Z")]  # nothing else can be in a header
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Cost = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -57,7 +59,7 @@ class UpdateSpec(msgspec.Struct, frozen=True):
     labels: dict[str, str] | None = None
     priority: Priority | None = None
     cost: Cost | None = None
-    api_key: str | None = None
+    api_key: Key | None = None
     health: HealthSpec | None = None
 
 
@@ -86,41 +88,36 @@ class WorkerSpec(UpdateSpec, frozen=True, kw_only=True):
         return "" if kind in ("unspecified", "generic", "external") else kind
 
 
-def worker_url(url: str) -> str:
-    """The one form of a worker's URL: no slash at its end. What cannot be read stays as it is."""
-    return url if url.startswith("ipc://") else url.rstrip("/")
-
-
-def _check_address(url: str) -> None:
-    if url.startswith("ipc://"):
-        if not url.removeprefix("ipc://").startswith("/"):
-            raise RegistrationError(f"an ipc:// URL needs an absolute path: {url}")
-        return
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise RegistrationError(f"the URL {url} cannot be read: {error}") from error
-    if not parts.hostname or port == 0:
-        raise RegistrationError(f"the URL {url} needs a host and a port between 1 and 65535")
-    if parts.path or parts.query or parts.fragment:
-        raise RegistrationError(f"the URL {url} may have nothing behind its port")
-
-
-def read_worker(body: dict[str, Any]) -> WorkerSpec:
-    """A checked registration body, the URL in its one form. Raises ``RegistrationError``."""
+def read_worker(body: dict[str, Any], clients: int = 1, ranks: int = 1) -> WorkerSpec:
+    """A checked registration body, the URL in its one form. ``clients`` are the gateway's detok processes, ``ranks``
+    the engines of a worker that does not say how many it has. Raises ``RegistrationError``."""
     spec = _convert(body, WorkerSpec)
     spec = msgspec.structs.replace(spec, url=worker_url(spec.url))
-    if not spec.url.startswith(SCHEMES):
-        raise RegistrationError(
-            "URL must start with a lowercase http://, https://, grpc://, grpcs://, or ipc:// scheme"
-        )
+    try:
+        check_worker_url(spec.url, clients, spec.dp_size or ranks)
+    except ValueError as error:
+        raise RegistrationError(f"url: {error}") from error
+    if spec.zmq_handshake_address is not None:
+        try:
+            check_handshake_address(spec.zmq_handshake_address)
+        except ValueError as error:
+            raise RegistrationError(f"zmq_handshake_address: {error}") from error
+    _check_kind(spec)
+    names = [card.id for card in spec.models or ()]
+    if len(set(names)) < len(names):
+        raise RegistrationError("models: two cards have the same id")
+    return spec
+
+
+def _check_kind(spec: WorkerSpec) -> None:
+    """What only other gateways serve, and a connection that the URL contradicts."""
     if spec.url.startswith(("http://", "https://")) or spec.connection_mode == "http":
         raise RegistrationError(f"HTTP workers are not supported by this gateway: {spec.url}")
     if spec.worker_type not in (None, "regular"):
         raise RegistrationError(f"{spec.worker_type} workers are not supported by this gateway: {spec.url}")
-    _check_address(spec.url)
-    return spec
+    mode = "zmq" if spec.url.startswith(IPC) else "grpc"
+    if spec.connection_mode not in (None, mode):
+        raise RegistrationError(f"connection_mode: {spec.url} is a {mode} worker, not {spec.connection_mode}")
 
 
 def read_update(body: dict[str, Any]) -> UpdateSpec:
@@ -132,7 +129,9 @@ def read_update(body: dict[str, Any]) -> UpdateSpec:
     return _convert(body, UpdateSpec)
 
 
-_ONLY_REGISTERED = frozenset(WorkerSpec.__struct_fields__) - frozenset(UpdateSpec.__struct_fields__) | {"id", "status"}
+# What a worker shows and PATCH does not take; the model's id is in the cards or in the label of that name.
+_SHOWN = {"id", "status", "model_id", "bootstrap_port", "kv_connector"}
+_ONLY_REGISTERED = frozenset(WorkerSpec.__struct_fields__) - frozenset(UpdateSpec.__struct_fields__) | _SHOWN
 
 T = TypeVar("T")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import uuid
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -51,7 +50,8 @@ class Worker:
     sent since the worker's last load report. ``spec`` is the registration body, kept so that a restarted router can
     register it again. ``pinned_keys`` counts the sticky keys that name this worker, ``key_inflight`` the requests in
     flight per detok process and routing key. ``detoks`` are the detok processes that can reach the engine, None = all
-    of them."""
+    of them. ``error`` says why a pending worker does not answer, or why the last change of a registered one failed, at
+    ``failed_at``."""
 
     url: str
     spec: dict[str, Any]
@@ -85,7 +85,7 @@ class Worker:
     tokens_since_report: int = 0
     requests_since_report: int = 0
     error: str = ""
-    updated: float = field(default_factory=time.time)
+    failed_at: float = 0.0
 
     @property
     def name(self) -> str:

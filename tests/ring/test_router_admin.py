@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from typing import Any
 
 import httpx
 import pytest
@@ -69,13 +70,27 @@ async def updates(gw: Gateway, path: str, url: str) -> None:
     assert (shown["priority"], shown["cost"], shown["labels"]["zone"], shown["labels"]["rack"]) == (0, 2.0, "a", "7")
     assert (await gw.http.post("/workers", json={"url": f"{url}/"})).status_code == 409
     assert (await gw.http.patch(path, json={"priority": "high"})).status_code == 400
-    for fixed in ({"url": "grpc://elsewhere:1"}, {"models": [{"id": "other"}]}, {"status": "ready", "priority": 3}):
-        assert (await gw.http.patch(path, json=fixed)).status_code == 400
-    bad = await gw.http.patch(path, json={"priority": 9, "labels": {"tool_parser": "nope"}})
-    assert bad.status_code == 202
-    assert (await gw.http.get(path)).json() == shown, "a bad parser leaves the worker unchanged"
+    fixed: tuple[dict[str, Any], ...] = (
+        {"url": "grpc://elsewhere:1"}, {"models": [{"id": "other"}]}, {"status": "ready", "priority": 3},
+        {"model_id": "other"}, {"labels": {"model_id": "other"}},
+    )  # fmt: skip
+    for body in fixed:
+        assert (await gw.http.patch(path, json=body)).status_code == 400
+    for kind in ("tool_parser", "reasoning_parser"):
+        bad = await gw.http.patch(path, json={"priority": 9, "labels": {kind: "nope"}})
+        assert bad.status_code == 202
+        after = (await gw.http.get(path)).json()
+        job = after.pop("job_status")
+        assert after == shown, "a bad parser leaves the worker unchanged"
+        assert (job["job_type"], job["status"]) == ("UpdateWorker", "failed") and f"{kind} 'nope'" in job["message"]
+    assert (await gw.http.patch(path, json={"labels": {"tool_parser": "qwen"}})).status_code == 202
+    after = (await gw.http.get(path)).json()
+    assert "job_status" not in after and after["models"][0]["tool_parser"] == "qwen"
 
-    for spec in ({"url": "grpc://elsewhere:1"}, {"priority": 1}):
+    specs: tuple[dict[str, Any], ...] = (
+        {"url": "grpc://elsewhere:1"}, {"priority": 1}, {"url": url, "labels": {"tool_parser": "nope"}},
+    )  # fmt: skip
+    for spec in specs:
         assert (await gw.http.put(path, json=spec)).status_code == 400
     put = await gw.http.put(path, json={"url": url, "labels": {"rack": "8"}})
     assert put.status_code == 202

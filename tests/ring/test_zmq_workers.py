@@ -579,7 +579,9 @@ def test_workers_that_cannot_be_served_are_refused(plain: Shared) -> None:
                     await asyncio.sleep(0.01)
 
         assert "unsupported runtime" in await failure(url=worker.url + "2", runtime_type="trtllm")
-        assert "tcp://" in await failure(url=worker.url + "3", zmq_handshake_address="udp://x")
-        assert "107 bytes" in await failure(url="ipc:///tmp/" + "x" * 120)
+        specs = ({"url": worker.url + "3", "zmq_handshake_address": "udp://x"}, {"url": "ipc:///tmp/" + "x" * 120})
+        for spec, reason in zip(specs, ("tcp://", "107 bytes"), strict=True):
+            refused = await gw.http.post("/workers", json=spec)
+            assert refused.status_code == 400 and reason in refused.json()["error"]
 
     plain.run(test)

@@ -14,7 +14,9 @@ from smg.router.health import HealthRules, polls_load
 from smg.router.lifecycle import sampling_defaults
 from smg.router.registry import Registry, class_labels
 from smg.router.spec import RegistrationError, read_update
-from smg.router.worker import DRAINING, NOT_READY, READY, Worker
+from smg.router.urls import ZMQ_BACKENDS
+from smg.router.worker import DRAINING, NOT_READY, READY, ModelCard, Worker
+from smg.router.zmq_admin import ENGINES
 from smg.settings import Settings
 
 
@@ -51,6 +53,23 @@ def add(known: Registry, spec: dict[str, Any], **fields: Any) -> Worker:
         ({"url": "grpc://h:1", "models": [{"id": ""}]}, "id"),
         ({"url": "grpc://h:1", "models": [{"id": "m", "aliases": "x"}]}, "aliases"),
         ({"url": "grpc://h:1", "health": {"check_interval_secs": 0}}, "check_interval_secs"),
+        ({"url": "grpc://h:1", "health": {"timeout_secs": 0.001}}, "timeout_secs"),
+        ({"url": "grpc://h h:1"}, "url: white space"),
+        ({"url": "grpc://h\n:1"}, "url: white space"),
+        ({"url": "ipc:///a\0b"}, "control characters"),
+        ({"url": f"grpc://{'h' * 254}:1"}, "longer than 253"),
+        ({"url": "grpc://me:secret@h:1"}, "user name or password"),
+        ({"url": "grpc://h:1?"}, "nothing behind its port"),
+        ({"url": "ipc:///"}, "ipc://<path>"),
+        ({"url": "ipc:///" + "x" * 110}, "107 bytes"),
+        ({"url": "ipc:///" + "x" * 95, "dp_size": 11}, "107 bytes"),
+        ({"url": "ipc:///e", "zmq_handshake_address": "x"}, "zmq_handshake_address: the address must be tcp"),
+        ({"url": "ipc:///e", "zmq_handshake_address": "tcp://h"}, "tcp://host:port"),
+        ({"url": "ipc:///e", "zmq_handshake_address": "tcp://h:99999"}, "Port out of range"),
+        ({"url": "ipc:///e", "connection_mode": "grpc"}, "is a zmq worker, not grpc"),
+        ({"url": "grpc://h:1", "connection_mode": "zmq"}, "is a grpc worker, not zmq"),
+        ({"url": "grpc://h:1", "models": [{"id": "m"}, {"id": "m"}]}, "same id"),
+        ({"url": "grpc://h:1", "api_key": "a\nb"}, "api_key"),
         (
             {"url": "grpc://h:1", "models": [{"id": "m", "tool_parser": "nope"}]},
             "worker grpc://h:1 declares unknown tool_parser 'nope' for model 'm'",
@@ -82,6 +101,29 @@ def test_a_registration_with_everything(tmp_path: Path) -> None:
         "runtime_type": "sglang", "labels": {"zone": "a"}, "priority": 0, "cost": 2.5, "max_connection_attempts": 3,
         "is_healthy": False, "status": "pending", "load": 0, "http2": True, "kv_connector": "Nixl",
     }  # fmt: skip
+
+
+def test_addresses_that_can_be_used(tmp_path: Path) -> None:
+    bodies = (
+        {"url": "grpcs://[::1]:50051", "connection_mode": "grpc", "api_key": "k e-y"},
+        {"url": f"grpc://{'h' * 253}"},
+        {"url": "ipc:///run/e", "connection_mode": "zmq", "zmq_handshake_address": "tcp://127.0.0.1:20001"},
+    )
+    for body in bodies:
+        assert registry(tmp_path).new_worker(body, lambda worker, old, new: None).url == body["url"]
+
+
+def test_backends_of_zmq_workers_are_those_the_router_knows() -> None:
+    assert ZMQ_BACKENDS == ENGINES
+
+
+def test_a_shown_card_names_the_parsers_in_use() -> None:
+    cards = [ModelCard("m"), ModelCard("n", tool_parser="json")]
+    worker = make_worker(0, cards=cards, labels={"tool_parser": "qwen", "reasoning_parser": "qwen3"})
+    assert worker_object(worker)["models"] == [
+        {"id": "m", "tool_parser": "qwen", "reasoning_parser": "qwen3"},
+        {"id": "n", "tool_parser": "json", "reasoning_parser": "qwen3"},
+    ]
 
 
 def test_worker_object_of_a_rank() -> None:
@@ -241,10 +283,12 @@ def test_disabled_load_monitoring_polls_only_for_policies_that_need_it(policy: s
 
 def test_updates_are_checked() -> None:
     assert read_update({"priority": 3, "unknown": 1}).priority == 3
-    with pytest.raises(RegistrationError, match="PATCH cannot change url, only labels"):
-        read_update({"priority": 3, "url": "grpc://h:1"})
-    with pytest.raises(RegistrationError, match="cost"):
-        read_update({"cost": "cheap"})
+    for member, value in {"url": "grpc://h:1", "model_id": "z"}.items():
+        with pytest.raises(RegistrationError, match=f"PATCH cannot change {member}, only labels"):
+            read_update({"priority": 3, member: value})
+    for member, value in {"cost": "cheap", "api_key": "a\0"}.items():
+        with pytest.raises(RegistrationError, match=member):
+            read_update({member: value})
 
 
 def test_sampling_defaults_keep_what_requests_may_leave_unset() -> None:

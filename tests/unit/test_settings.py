@@ -191,6 +191,13 @@ def test_rejected_values(values: dict[str, Any], expected: str) -> None:
         ({"prefill": [("grpc://p:1", None)]}, "--prefill"),
         ({"decode": ["grpc://d:1"]}, "--decode"),
         ({"history_backend": "redis"}, "--history-backend redis"),
+        ({"worker_urls": ["grpc://h:99999"]}, "'worker_url': grpc://h:99999 - Port out of range"),
+        ({"worker_urls": ["grpc://a:1", "grpc://h h:1"]}, "white space"),
+        ({"worker_urls": ["grpc://me:secret@h:1"]}, "'worker_url': grpc://***@h:1 - a user name"),
+        ({"worker_urls": ["ipc:///tmp/e"]}, "--backend sglang does not speak ZMQ"),
+        ({"worker_urls": ["ipc:///" + "x" * 95], "backend": "vllm", "detok_procs": 101}, "exceeds 107 bytes"),
+        ({"zmq_engine_count": -3}, "can't convert negative int to unsigned"),
+        ({"model_path": str(Path(__file__).parent), "worker_urls": ["ipc:///e"], "backend": "vllm"}, "no tokenizer"),
     ],
 )
 def test_rejected_values_name_the_field(values: dict[str, Any], part: str) -> None:
@@ -220,6 +227,9 @@ def test_policy_checks_come_before_port_checks() -> None:
         {"cors_allowed_origins": ["https://a.example:8443", "http://[::1]:3000"]},
         {"model_path": "/no/such", "worker_urls": ["grpc://a:1"]},
         {"model_path": "owner/model"},
+        {"worker_urls": ["grpc://a:1/", "grpcs://[::1]", "ipc:///tmp/e"], "backend": "tokenspeed"},
+        {"worker_urls": ["ipc:///" + "x" * 95], "backend": "vllm", "detok_procs": 1},
+        {"model_path": str(Path(__file__).parent), "worker_urls": ["grpc://a:1"]},
         *[{"policy": policy} for policy in POLICIES],
     ],
 )
@@ -267,7 +277,7 @@ def test_raw_values_become_typed_settings() -> None:
             "decode": ("grpc://d:1",),
             "tenant_api_keys": ("t:key:with:colons",),
             "control_plane_api_keys": ("id:name:admin:sec:ret",),
-            "model_aliases": ("a=b=c",),
+            "model_aliases": ("a=b=c", "a = b=c"),
             "worker_urls": (),
         }
     )
@@ -282,6 +292,7 @@ def test_raw_values_become_typed_settings() -> None:
     ("values", "expected"),
     [
         ({"model_aliases": ("foo",)}, "Invalid model alias 'foo'. Expected format: <alias>=<canonical>"),
+        ({"model_aliases": ("a=b", "a=c")}, "--model-alias: 'a' stands for both 'b' and 'c'"),
         (
             {"tenant_api_keys": ("a",)},
             "Invalid --tenant-api-key value: expected 'tenant_id:key' (missing ':' separator)",
