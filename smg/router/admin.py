@@ -156,7 +156,7 @@ class Admin:
             # Updates are jobs: they are accepted, and one that cannot be done leaves the worker as it was.
             log.error("worker %s is not updated: %s", worker.name, error)
             worker.error, worker.failed_at = str(error), time.time()
-            return answer(202, self._accepted(worker, "worker is updated"))
+            return answer(202, self._accepted(worker, f"worker is not updated: {error}"))
         if worker.status != PENDING:
             worker.error = ""
         spec = {**worker.spec, "labels": {**(worker.spec.get("labels") or {}), **(update.labels or {})}}

@@ -78,7 +78,7 @@ async def updates(gw: Gateway, path: str, url: str) -> None:
         assert (await gw.http.patch(path, json=body)).status_code == 400
     for kind in ("tool_parser", "reasoning_parser"):
         bad = await gw.http.patch(path, json={"priority": 9, "labels": {kind: "nope"}})
-        assert bad.status_code == 202
+        assert bad.status_code == 202 and f"not updated: worker {url} declares unknown {kind}" in bad.json()["message"]
         after = (await gw.http.get(path)).json()
         job = after.pop("job_status")
         assert after == shown, "a bad parser leaves the worker unchanged"
@@ -171,6 +171,15 @@ def test_registrations_that_cannot_succeed() -> None:
                 shown = (await gw.http.get(job["location"])).json()
                 assert shown["status"] == "failed" and reason in shown["job_status"]["message"]
             await add(gw, url)
+            path = f"/workers/{(await workers(gw))[url]['id']}"
+            assert (await gw.http.put(path, json={"url": url, "runtime_type": "sglang"})).status_code == 202
+
+            async def not_replaced() -> bool:
+                shown = (await gw.http.get(path)).json()
+                assert (shown["status"], shown["runtime_type"]) == ("ready", "vllm"), "the old entry stays"
+                return bool(shown.get("job_status", {}).get("status") == "failed")
+
+            await until(not_replaced)
 
     run(test)
 
