@@ -35,6 +35,7 @@ from smg.engines.zmq.addresses import (
 from smg.engines.zmq.codecs import zmq_kind
 from smg.engines.zmq.handshake import Addresses, HandshakeServer, Init, decode_ready
 from smg.messages import EngineAttach, EngineDetach, EngineLink, EngineLoad
+from smg.router.urls import ZMQ_BACKENDS
 from smg.router.worker import NOT_READY, READY, Worker
 from smg.router.zmq_state import Rank, SavedState, labels_of, rank_load, vocabulary_size
 from smg.vocab.load import ModelFiles, TokenizerLoadError, load_model_dir
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("smg.router.zmq")
 
-ENGINES = ("vllm", "tokenspeed")
 CALL_SECS = 5.0
 # How long a restarted detok process may take to find an engine that was running.
 ADOPTION_SECS = 3.0
@@ -59,8 +59,8 @@ class ZmqAdmin:
         self.url = worker.url
         self.path = path_of(worker.url)
         self.engine = worker.kind or settings.backend
-        if self.engine not in ENGINES:
-            known = " or ".join(ENGINES)
+        if self.engine not in ZMQ_BACKENDS:
+            known = " or ".join(ZMQ_BACKENDS)
             raise ValueError(f"worker {worker.url} has unsupported runtime '{self.engine}' over ZMQ: choose {known}")
         self.model_path = worker.labels.get("model_path") or settings.model_path or ""
         if not (self.model_path or worker.cards or worker.labels.get("model_id")):

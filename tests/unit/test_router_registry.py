@@ -14,9 +14,7 @@ from smg.router.health import HealthRules, polls_load
 from smg.router.lifecycle import sampling_defaults
 from smg.router.registry import Registry, class_labels
 from smg.router.spec import RegistrationError, read_update
-from smg.router.urls import ZMQ_BACKENDS
 from smg.router.worker import DRAINING, NOT_READY, READY, ModelCard, Worker
-from smg.router.zmq_admin import ENGINES
 from smg.settings import Settings
 
 
@@ -111,10 +109,6 @@ def test_addresses_that_can_be_used(tmp_path: Path) -> None:
     )
     for body in bodies:
         assert registry(tmp_path).new_worker(body, lambda worker, old, new: None).url == body["url"]
-
-
-def test_backends_of_zmq_workers_are_those_the_router_knows() -> None:
-    assert ZMQ_BACKENDS == ENGINES
 
 
 def test_a_shown_card_names_the_parsers_in_use() -> None:
