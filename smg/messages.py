@@ -490,6 +490,14 @@ class ModelTable(Message, frozen=True, tag="models"):
     workers_ready: int = 0
 
 
+class TokenizerReport(Message, frozen=True, tag="treport"):
+    """What became of loading a tokenizer in a process of the pool: its vocabulary's size, or why it failed."""
+
+    source: TokenizerSource
+    vocab_size: int
+    failure: str = ""
+
+
 # --------------------------------------------------------------------------------------------------
 # Supervisor <-> children (over each child's control socket)
 
@@ -554,5 +562,6 @@ RingMessage = (
     | Abort
     | AdminCall
     | ModelTable
+    | TokenizerReport
 )
 ControlMessage = Ready | PeerTable | Drain | Idle

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import ssl
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -242,6 +243,10 @@ def _check_files(settings: Settings) -> None:
         _must_exist(name, getattr(settings, name))
     for path in settings.ca_cert_paths:
         _must_exist("ca_cert_paths", path)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
+        except (ssl.SSLError, OSError) as error:
+            raise _invalid("ca_cert_paths", path, f"cannot be read as certificates: {error}") from None
     if settings.log_dir:
         try:
             os.makedirs(settings.log_dir, exist_ok=True)

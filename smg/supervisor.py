@@ -306,6 +306,8 @@ def run(settings: Settings) -> int:
         metrics_dir.mkdir(mode=0o700)
         # prometheus_client decides about multiprocess mode when it is first imported.
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics_dir)
+        # What gRPC has to say of a connection is in the errors of its calls; its own lines are in no log format.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         configure(settings.prometheus_duration_buckets)
         publish(listeners)
         return Supervisor(settings, directory).run()

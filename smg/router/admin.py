@@ -17,7 +17,7 @@ import orjson
 from smg import __version__
 from smg.engines.base import EngineError
 from smg.engines.grpc.facts import LoadReport, Outcome
-from smg.messages import AdminCall, Reply, TokenizerSource
+from smg.messages import AdminCall, Reply, TokenizerReport, TokenizerSource
 from smg.router.lifecycle import AnyAdmin
 from smg.router.registry import check_parsers, parsers_of
 from smg.router.spec import RegistrationError, read_update
@@ -53,6 +53,7 @@ class Admin:
     def __init__(self, router: RouterProcess) -> None:
         self.router = router
         self._tokenizer_ids: dict[str, str] = {}
+        self._tokenizer_reports: dict[str, TokenizerReport] = {}
 
     def on_call(self, call: AdminCall) -> None:
         """A message from a frontend."""
@@ -222,9 +223,24 @@ class Admin:
             kind = "not_found" if wants_status else "tokenizer_not_found"
             return answer(404, {"error": {"message": f"Tokenizer '{name}' not found", "type": kind}})
         if wants_status:
-            entry = self._tokenizer(source)
-            return answer(200, {"id": entry["id"], "status": "completed", "message": "registered"})
+            return answer(200, self._tokenizer_status(source))
         return answer(200, self._tokenizer(source))
+
+    def on_tokenizer(self, report: TokenizerReport) -> None:
+        """A process of the pool has loaded a tokenizer, or failed to."""
+        self._tokenizer_reports[report.source.name] = report
+
+    def _report_of(self, source: TokenizerSource) -> TokenizerReport | None:
+        report = self._tokenizer_reports.get(source.name)
+        return report if report is not None and report.source == source else None
+
+    def _tokenizer_status(self, source: TokenizerSource) -> dict[str, Any]:
+        report, shown = self._report_of(source), {"id": self._id_of(source)}
+        if report is None:
+            return {**shown, "status": "processing", "message": f"loading tokenizer '{source.name}'"}
+        if report.failure:
+            return {**shown, "status": "failed", "message": report.failure}
+        return {**shown, "status": "completed", "message": "registered", "vocab_size": report.vocab_size}
 
     def _find_tokenizer(self, name: str) -> TokenizerSource | None:
         sources = self.router.registry.tokenizers
@@ -251,7 +267,8 @@ class Admin:
 
     def _tokenizer(self, source: TokenizerSource) -> dict[str, Any]:
         sizes = {model.tokenizer: model.vocab_size for model in self.router.registry.table().models}
-        size = sizes.get(source.name) or None
+        report = self._report_of(source)
+        size = sizes.get(source.name) or (report.vocab_size if report is not None else 0) or None
         return {"id": self._id_of(source), "name": source.name, "source": source.path, "vocab_size": size}
 
     # All workers ----------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from smg.messages import (
     Reply,
     RingMessage,
     Route,
+    TokenizerReport,
     TokenizerSource,
     WorkerReport,
 )  # fmt: skip
@@ -84,7 +85,7 @@ class RouterProcess(ChildProcess):
         self.handlers |= {
             Route: self._on_route, Redispatch: self._on_redispatch, WorkerReport: self._on_report,
             DetokLoad: self._on_detok_load, AdminCall: self.admin.on_call, EngineLink: self.zmq.on_link,
-            EngineLoad: self.zmq.on_load, EngineAnswer: self.zmq.on_answer,
+            EngineLoad: self.zmq.on_load, EngineAnswer: self.zmq.on_answer, TokenizerReport: self.admin.on_tokenizer,
         }  # fmt: skip
         self._pool_labels: set[tuple[str, str, str]] = set()
         # Only sticky sessions look at the requests in flight per routing key.

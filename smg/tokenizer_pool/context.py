@@ -14,7 +14,7 @@ from smg.api.plan import Codec
 from smg.engines.base import Constraint
 from smg.engines.grpc.codecs import CODECS
 from smg.engines.zmq.codecs import ZMQ_CODECS
-from smg.messages import ModelInfo, ModelTable, TokenizerSource
+from smg.messages import ModelInfo, ModelTable, TokenizerReport, TokenizerSource
 from smg.models.grammar_check import GrammarChecker
 from smg.models.registry import ParserNames
 from smg.readiness import unserved
@@ -98,6 +98,20 @@ class PoolContext:
             log.error("tokenizer '%s' cannot be loaded: %s", source.name, error, exc_info=None if expected else error)
         self._on_loaded()
 
+    def reports(self) -> list[TokenizerReport]:
+        """What became of the tokenizers that are not being loaded any more."""
+        loaded = [
+            TokenizerReport(self._sources[name], model.vocab_size)
+            for name, model in self._tokenizers.items()
+            if name in self._sources
+        ]
+        failed = [
+            TokenizerReport(self._sources[name], 0, text)
+            for name, text in self._failures.items()
+            if name in self._sources
+        ]
+        return loaded + failed
+
     # What request handling asks -------------------------------------------------------------------
 
     def find_model(self, name: str) -> ModelInfo | None:
@@ -125,6 +139,9 @@ class PoolContext:
             name = model.tokenizer
         if name in self._loading:
             raise ApiError(503, "tokenizer_not_ready", f"Tokenizer '{name}' is being loaded", gateway=True)
+        if name in self._failures:
+            message = f"Tokenizer '{name}' could not be loaded: {self._failures[name]}"
+            raise refused("tokenizer_load_failed", message, status=503)
         return self._tokenizers.get(name)
 
     def tokenizer_names(self) -> Sequence[str]:

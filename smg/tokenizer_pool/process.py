@@ -59,7 +59,9 @@ class TokenizerProcess(ChildProcess):
         self._loaded()
 
     def _loaded(self) -> None:
-        """Models or tokenizers changed: parked requests get another try."""
+        """Models or tokenizers changed: the router hears of it, parked requests get another try."""
+        for report in self.pool.reports():
+            self.links.deliver("router", 0, report)
         if self.parked:
             self.queue.extend(self.parked)
             self.parked.clear()

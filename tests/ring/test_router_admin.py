@@ -14,6 +14,7 @@ from sim_worker import worker
 
 from smg.simengine.core import SimOptions
 from smg.simengine.script import Failure, Output, Script
+from smg.simengine.vocabulary import SHIPPED_MODEL
 
 
 def test_workers_api() -> None:
@@ -467,5 +468,37 @@ def test_loads_flush_and_profile() -> None:
             assert body["workers_flushed"] == 1 and [failure["worker"] for failure in body["failed"]] == [second]
             profiled = await gw.http.post("/start_profile")
             assert (profiled.status_code, profiled.json()["workers_profiled"]) == (206, 0)
+
+    run(test)
+
+
+def test_the_status_of_a_tokenizer_follows_its_load() -> None:
+    async def status(gw: Gateway, identity: str) -> dict[str, Any]:
+        seen: dict[str, Any] = {}
+
+        async def ended() -> bool:
+            seen.update((await gw.http.get(f"/v1/tokenizers/{identity}/status")).json())
+            return seen["status"] not in ("pending", "processing")
+
+        await until(ended)
+        return seen
+
+    async def test() -> None:
+        async with gateway() as gw:
+            for name, source in (("good", str(SHIPPED_MODEL)), ("bad", "/nowhere")):
+                added = await gw.http.post("/v1/tokenizers", json={"name": name, "source": source})
+                assert (added.status_code, added.json()["status"]) == (202, "pending")
+            entries = {entry["name"]: entry for entry in (await gw.http.get("/v1/tokenizers")).json()["tokenizers"]}
+            for kill in (False, True):  # a restarted router is told again
+                if kill:
+                    await gw.kill("router")
+                good = await status(gw, entries["good"]["id"])
+                assert good["status"] == "completed" and good["vocab_size"] > 0
+                bad = await status(gw, entries["bad"]["id"])
+                assert bad["status"] == "failed" and "/nowhere" in bad["message"]
+            shown = (await gw.http.get("/v1/tokenizers/good")).json()
+            assert shown["vocab_size"] == good["vocab_size"]
+            refusal = await gw.http.post("/v1/tokenize", json={"model": "bad", "prompt": "hello"})
+            assert refusal.status_code == 503 and "/nowhere" in refusal.text
 
     run(test)

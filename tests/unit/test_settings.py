@@ -315,3 +315,10 @@ def test_raw_values_that_cannot_be_read(values: dict[str, Any], expected: str) -
     with pytest.raises(ConfigError) as caught:
         build_settings(values)
     assert str(caught.value) == expected
+
+
+def test_certificates_of_workers_must_be_readable(tmp_path: Path) -> None:
+    file = tmp_path / "ca.pem"
+    file.write_text("not a certificate")
+    with pytest.raises(ConfigError, match=r"ca_cert_paths.*cannot be read as certificates"):
+        check_settings(build_settings({"ca_cert_paths": [str(file)]}))
