@@ -540,28 +540,9 @@ class Idle(Message, frozen=True, tag="idle"):
 
 
 RingMessage = (
-    Submit
-    | Route
-    | Dispatch
-    | Redispatch
-    | WorkerReport
-    | DetokLoad
-    | EngineAttach
-    | EngineDetach
-    | EngineLink
-    | EngineLoad
-    | EngineCall
-    | EngineAnswer
-    | Owner
-    | Reply
-    | StreamStart
-    | StreamData
-    | StreamEnd
-    | TurnEvents
-    | TurnEnd
-    | Abort
-    | AdminCall
-    | ModelTable
-    | TokenizerReport
-)
+    Submit | Route | Dispatch | Redispatch | WorkerReport | DetokLoad
+    | EngineAttach | EngineDetach | EngineLink | EngineLoad | EngineCall | EngineAnswer
+    | Owner | Reply | StreamStart | StreamData | StreamEnd | TurnEvents | TurnEnd | Abort
+    | AdminCall | ModelTable | TokenizerReport
+)  # fmt: skip
 ControlMessage = Ready | PeerTable | Drain | Idle
