@@ -33,10 +33,7 @@ def check_worker_url(url: str, clients: int = 1, ranks: int = 1) -> None:
 def check_handshake_address(address: str) -> None:
     """Raises ``ValueError`` unless engines can dial ``address``."""
     _check_characters(address)
-    if not address.startswith("tcp://"):
-        raise ValueError("the address must be tcp://host:port")
-    _check_host(address)
-    if urlsplit(address).port is None:
+    if not address.startswith("tcp://") or _check_host(address) is None:
         raise ValueError("the address must be tcp://host:port")
 
 
@@ -46,7 +43,8 @@ def _check_characters(url: str) -> None:
         raise ValueError("white space and control characters cannot be in an address")
 
 
-def _check_host(url: str) -> None:
+def _check_host(url: str) -> int | None:
+    """The port, if there is one."""
     rest = url.partition("://")[2]
     if "@" in rest:
         raise ValueError("a user name or password cannot be in a worker's address")
@@ -57,3 +55,4 @@ def _check_host(url: str) -> None:
         raise ValueError("a worker's address needs a host and a port between 1 and 65535")
     if len(parts.hostname) > MAX_HOST:
         raise ValueError(f"the host name is longer than {MAX_HOST} characters")
+    return parts.port

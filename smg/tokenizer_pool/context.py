@@ -100,17 +100,9 @@ class PoolContext:
 
     def reports(self) -> list[TokenizerReport]:
         """What became of the tokenizers that are not being loaded any more."""
-        loaded = [
-            TokenizerReport(self._sources[name], model.vocab_size)
-            for name, model in self._tokenizers.items()
-            if name in self._sources
-        ]
-        failed = [
-            TokenizerReport(self._sources[name], 0, text)
-            for name, text in self._failures.items()
-            if name in self._sources
-        ]
-        return loaded + failed
+        sources = self._sources
+        loaded = [TokenizerReport(sources[name], model.vocab_size) for name, model in self._tokenizers.items()]
+        return loaded + [TokenizerReport(sources[name], 0, text) for name, text in self._failures.items()]
 
     # What request handling asks -------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections import deque
 from smg.api.entry import handle
 from smg.api.errors import ApiError, refused, render_error
 from smg.api.plan import Planned
-from smg.messages import ModelTable, Reply, Submit
+from smg.messages import ModelTable, Peer, Reply, Submit
 from smg.process import ChildProcess
 from smg.telemetry.metrics import PoolMetrics
 from smg.tokenizer_pool.context import PoolContext
@@ -54,14 +54,25 @@ class TokenizerProcess(ChildProcess):
             self._working = True
             self.loop.call_soon(self._work)
 
+    def on_peers(self, appeared: list[Peer], vanished: list[Peer]) -> None:
+        if any(peer.role == "router" for peer in appeared):
+            self._report()
+
     def _on_models(self, message: ModelTable) -> None:
         self.pool.update(message)
-        self._loaded()
+        self._unpark()
 
     def _loaded(self) -> None:
-        """Models or tokenizers changed: the router hears of it, parked requests get another try."""
+        """A tokenizer has loaded, or failed to."""
+        self._report()
+        self._unpark()
+
+    def _report(self) -> None:
         for report in self.pool.reports():
-            self.links.deliver("router", 0, report)
+            self.links.send("router", 0, report)
+
+    def _unpark(self) -> None:
+        """Models or tokenizers changed: parked requests get another try."""
         if self.parked:
             self.queue.extend(self.parked)
             self.parked.clear()

@@ -317,7 +317,7 @@ class ZmqWorkerClient:
             rank.calls.discard(call)
             if not rank.calls:
                 # An engine that has nothing left to do after an abort makes no step that would say so.
-                self.loaded(rank.number, 0, 0, rank.kv_usage, 0)
+                self.loaded(rank.number, 0, 0, rank.kv_usage)
 
     def drop(self, call: ZmqCall, children: Sequence[Child], *, abort: bool = True) -> None:
         """Stop requests; what still comes of them is thrown away."""
@@ -349,7 +349,7 @@ class ZmqWorkerClient:
 
     # Engine state ---------------------------------------------------------------------------------
 
-    def loaded(self, engine: int, running: int, waiting: int, kv_usage: float, strays: int) -> None:
+    def loaded(self, engine: int, running: int, waiting: int, kv_usage: float, strays: int = 0) -> None:
         """An engine's load came with a step. The router hears of it a few times per second.
 
         ``strays`` are the running requests that nobody here knows: they are on their way out, and the step without

@@ -114,8 +114,9 @@ class VllmWire:
                 child.deliver(output.new_token_ids, logprobs)
         if step.stats is not None:
             stats = step.stats
-            counts = stats.num_running_reqs, stats.num_waiting_reqs
-            client.loaded(step.engine_index, *counts, stats.kv_cache_usage, len(strays))
+            client.loaded(
+                step.engine_index, stats.num_running_reqs, stats.num_waiting_reqs, stats.kv_cache_usage, len(strays)
+            )
         self._rest(step, strays)
 
     def _details(self, child: Child, output: vllm.Output, frames: list[bytes]) -> TokenLogprobs | None:
