@@ -30,6 +30,7 @@ COMPILED = (
     "smg/vocab/encoder.py",
     "smg/engines/base.py",
     "smg/engines/grpc/client.py",
+    "smg/engines/grpc/receiver.py",
     "smg/engines/grpc/transport.py",
     "smg/engines/grpc/codecs/*.py",
     "smg/engines/grpc/h2/*.py",

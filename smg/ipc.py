@@ -46,7 +46,8 @@ Handlers = dict[type, Callable[[Any], None]]
 
 
 class Inbox:
-    """Receives packed frames and hands every message to the handler of its type, in order, on the loop."""
+    """Receives packed frames and hands every message to the handler of its type, in order, on the loop. ``more``:
+    another frame waits behind the one whose messages are being handled."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, handlers: Handlers) -> None:
         self._socket = context.socket(zmq.PULL)
@@ -55,6 +56,7 @@ class Inbox:
         self._socket.bind(address)
         self._path = address.removeprefix("ipc://")
         self._handlers = handlers
+        self.more = False
         self._loop = asyncio.get_running_loop()
         self._fd: int = self._socket.get(zmq.FD)  # type: ignore[assignment]
         self._loop.add_reader(self._fd, self._drain)
@@ -73,11 +75,12 @@ class Inbox:
         for turn in range(_FRAMES_PER_TURN):
             if turn:
                 frame = socket.recv(_NOBLOCK)
+            more = self.more = bool(socket.getsockopt(_EVENTS) & _POLLIN)  # type: ignore[operator]
             for message in _decode(frame):
                 handler = handlers.get(type(message))
                 if handler is not None:
                     handler(message)
-            if not socket.getsockopt(_EVENTS) & _POLLIN:  # type: ignore[operator]
+            if not more:
                 return
         # The descriptor is edge-triggered: frames may be left without another edge.
         self._loop.call_soon(self._drain)

@@ -20,14 +20,16 @@ from smg.vocab.decode import DecodeTable, IncrementalDecoder
 class Choice:
     """State of one choice. ``finish_reason`` is None while the choice runs, then the engine's word or "stop".
 
-    ``logprobs`` is None unless the client asked for them. ``pending`` holds tokens of this loop iteration that are
-    not read yet, ``last`` the newest message, whose counts are taken over when somebody asks (``settle``). ``started``:
-    the engine has streamed something, if only an empty message (some send no token that ends the output).
+    ``logprobs`` is None unless the client asked for them. ``pending`` holds the ids of the first message of
+    this loop iteration until they are read, ``behind`` those of the others, ``last`` the newest message, whose counts
+    are taken over when somebody asks (``settle``). ``started``: the engine has streamed something, if only an empty
+    message (some send no token that ends the output).
     """
 
     __slots__ = (
-        "_by_token", "_decoder", "_end_ids", "_id_offset", "_id_style", "_keep", "_parser", "_stop", "cached_tokens",
-        "completion_tokens", "cut_short", "ended_by_gateway", "engine_reasoning_tokens", "finish_reason",
+        "_by_token", "_decoder", "_end_ids", "_id_offset", "_id_style", "_keep", "_parser", "_stop", "behind",
+        "cached_tokens", "completion_tokens", "cut_short", "ended_by_gateway", "engine_reasoning_tokens",
+        "finish_reason",
         "hidden_states", "index", "keep_token_ids", "last", "logprobs", "matched_stop", "pending", "prompt_logprobs",
         "prompt_tokens", "spec_accepted", "spec_draft", "started", "stop_token_ids", "surplus", "token_ids",
         "tokens_seen",
@@ -35,29 +37,31 @@ class Choice:
 
     def __init__(self, index: int, plan: GenerationPlan, table: DecodeTable, *, keep_token_ids: bool) -> None:
         response, stop, parser = plan.response, plan.stop, plan.parser
+        parses = parser.reasoning is not None or parser.tool is not None or parser.forced
+        # First what every token needs, side by side.
         self.index = index
-        self._decoder = IncrementalDecoder(table, response.skip_special_tokens, response.spaces_between_special_tokens)
+        self.finish_reason: str | None = None
+        self.pending: Sequence[int] = ()
+        self.behind: list[int] = []
+        self.last: Delta | None = None
+        self.logprobs = LogprobTracker() if response.logprobs is not None else None
+        self.tokens_seen = 0
+        self.surplus = 0
+        self.started = False
+        self.ended_by_gateway = False
+        self.keep_token_ids = keep_token_ids
+        self.stop_token_ids = frozenset(stop.token_ids)
+        self._end_ids = self.stop_token_ids.union(stop.eos_ids)
         self._stop = StopMatcher(stop.strings, keep=stop.keep) if stop.strings else None
+        self._decoder = IncrementalDecoder(table, response.skip_special_tokens, response.spaces_between_special_tokens)
+        self._parser = ResponseParser(parser) if parses else None
+        self._by_token = self._parser is not None and self._parser.separates_reasoning
         self._keep = stop.keep
         self._id_style = parser.id_style
         self._id_offset = parser.id_offset
-        self.stop_token_ids = frozenset(stop.token_ids)
-        self._end_ids = self.stop_token_ids.union(stop.eos_ids)
-        parses = parser.reasoning is not None or parser.tool is not None or parser.forced
-        self._parser = ResponseParser(parser) if parses else None
-        self._by_token = self._parser is not None and self._parser.separates_reasoning
-        self.logprobs = LogprobTracker() if response.logprobs is not None else None
-        self.keep_token_ids = keep_token_ids
         self.token_ids: list[int] = []
-        self.started = False
-        self.pending: list[int] = []
-        self.last: Delta | None = None
-        self.finish_reason: str | None = None
         self.matched_stop: str | int | None = None
-        self.ended_by_gateway = False
         self.cut_short = False
-        self.tokens_seen = 0
-        self.surplus = 0
         self.completion_tokens = 0
         self.prompt_tokens = 0
         self.cached_tokens = 0
@@ -66,6 +70,14 @@ class Choice:
         self.spec_draft = 0
         self.prompt_logprobs: TokenLogprobs | None = None
         self.hidden_states: object = None
+
+    def take_pending(self) -> Sequence[int]:
+        """The tokens of this loop iteration, which are no longer pending."""
+        token_ids, self.pending = self.pending, ()
+        if self.behind:
+            token_ids = [*token_ids, *self.behind]
+            self.behind.clear()
+        return token_ids
 
     def call_id(self, start: ToolCallStart) -> str:
         """A new id for the tool call that ``start`` announces; ask once per call."""
@@ -99,7 +111,8 @@ class Choice:
         self.tokens_seen += len(token_ids)
         if self.keep_token_ids:
             self.token_ids += token_ids
-        if self._end_ids and not self._end_ids.isdisjoint(token_ids):
+        ends = self._end_ids
+        if ends and (token_ids[0] in ends or (len(token_ids) > 1 and not ends.isdisjoint(token_ids))):
             token_ids = self._cut_at_end_token(token_ids)
         if self.logprobs is not None:
             return self._feed_tracked(token_ids, logprobs, self.logprobs)

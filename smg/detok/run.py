@@ -18,7 +18,7 @@ from smg.detok.choice import Choice, make_choice
 from smg.detok.host import Host
 from smg.detok.render import Renderer, make_renderer
 from smg.detok.usage import Usage
-from smg.engines.base import Call, Delta, EngineError
+from smg.engines.base import Call, Delta, EngineError, Sink
 from smg.messages import (
     Dispatch,
     GenerationPlan,
@@ -42,38 +42,45 @@ def _shown(choice: Choice, token_ids: Sequence[int]) -> Sequence[int]:
     return token_ids[: -choice.surplus] if choice.surplus else token_ids
 
 
-class PartSink:
+class PartSink(Sink):
     """Receives the engine stream of one prompt part. ``running`` counts the choices that have not ended, ``cut_short``
     tells whether the gateway ended one."""
 
-    __slots__ = ("call", "choices", "cut_short", "done", "part_index", "run", "running", "seen", "worker")
+    __slots__ = ("call", "choices", "cut_short", "done", "first", "part_index", "run", "running", "seen", "worker")
 
-    def __init__(self, run: Run, part_index: int, worker: WorkerRef, choices: Sequence[Choice]) -> None:
+    def __init__(self, run: Run, part_index: int, worker: WorkerRef, choices: list[Choice]) -> None:
+        super().__init__()
         self.run = run
+        self.first = choices[0]
+        self.done = False
+        self.seen = False
+        self.choices = choices
         self.part_index = part_index
         self.worker = worker
-        self.choices = choices
         self.running = len(choices)
         self.cut_short = False
         self.call: Call | None = None
-        self.done = False
-        self.seen = False
 
     def on_delta(self, delta: Delta) -> None:
         """A message of the stream. Tokens of one loop iteration are collected and read together (``Run.flush``)."""
         if self.done:
             return
         self.seen = True
-        if delta.index >= len(self.choices):
-            return
-        choice = self.choices[delta.index]
+        choice = self.first
+        if delta.index:
+            if delta.index >= len(self.choices):
+                return
+            choice = self.choices[delta.index]
         if choice.finish_reason is not None:
             return  # ended here, while the engine goes on
         run = self.run
         if not run.first_token:
             run.first_token = time.monotonic()
         if delta.finish_reason is None and choice.logprobs is None:
-            choice.pending += delta.token_ids
+            if not choice.pending:
+                choice.pending = delta.token_ids
+            else:
+                choice.behind += delta.token_ids
             if choice.last is not delta:
                 choice.settle()
                 choice.last = delta
@@ -93,11 +100,12 @@ class PartSink:
 
 
 class Run:
-    """See the module's text. ``dirty``: ``out`` will call ``flush`` at the end of this loop iteration."""
+    """See the module's text. ``dirty``: ``out`` will call ``flush`` at the end of this loop iteration. ``sole`` is the
+    sink of a run that has one choice."""
 
     __slots__ = (
         "choices", "deadline", "dirty", "dispatched", "first_token", "frontend", "host", "out", "over", "plan",
-        "renderer", "route", "seq", "sinks", "streaming", "workers",
+        "renderer", "route", "seq", "sinks", "sole", "streaming", "workers",
     )  # fmt: skip
 
     def __init__(
@@ -108,30 +116,32 @@ class Run:
         table: DecodeTable,
         renderer: Renderer | None = None,
     ) -> None:
-        self.host = host
-        self.out = host.out
-        self.plan = plan
-        self.seq = dispatch.seq
-        self.frontend = dispatch.frontend
-        self.route = dispatch.route
-        self.workers = dispatch.workers
-        self.deadline = plan.deadline
-        self.dispatched = time.monotonic()
+        n = plan.response.n
+        keep_ids = plan.response.return_token_ids or plan.response.api == "generate"
+        choices = [make_choice(i, plan, table, keep_token_ids=keep_ids) for i in range(n * len(plan.parts))]
+        # First what every token needs, side by side.
         self.first_token = 0.0
         self.dirty = False
         self.over = False
         self.streaming = False
-        n = plan.response.n
-        keep_ids = plan.response.return_token_ids or plan.response.api == "generate"
-        self.choices = [make_choice(i, plan, table, keep_token_ids=keep_ids) for i in range(n * len(plan.parts))]
-        self.renderer: Renderer = renderer or make_renderer(plan, self.choices, table)
-        if len(plan.parts) == 1:
-            self.sinks = [PartSink(self, 0, self.workers[0], self.choices)]
-        else:
-            self.sinks = [
-                PartSink(self, index, worker, self.choices[index * n : (index + 1) * n])
-                for index, worker in enumerate(self.workers)
-            ]
+        self.sole: PartSink | None = None
+        self.out = host.out
+        self.renderer: Renderer = renderer or make_renderer(plan, choices, table)
+        self.seq = dispatch.seq
+        self.frontend = dispatch.frontend
+        self.choices = choices
+        self.host = host
+        self.plan = plan
+        self.route = dispatch.route
+        self.workers = dispatch.workers
+        self.deadline = plan.deadline
+        self.dispatched = time.monotonic()
+        self.sinks = [
+            PartSink(self, index, worker, choices[index * n : (index + 1) * n])
+            for index, worker in enumerate(self.workers[: len(plan.parts)])
+        ]
+        if len(choices) == 1:
+            self.sole = self.sinks[0]
 
     def start(self) -> None:
         """Send every part to its worker."""
@@ -177,7 +187,7 @@ class Run:
 
     def _read_pending(self, sink: PartSink, choice: Choice) -> None:
         """Read the tokens that this loop iteration collected."""
-        token_ids, choice.pending = choice.pending, []
+        token_ids = choice.take_pending()
         events = choice.feed(token_ids)
         if choice.ended_by_gateway and choice.stop_string_matched:
             events += choice.end_by_gateway()
@@ -292,13 +302,21 @@ class Run:
 
     def flush(self) -> None:
         """The end of a loop iteration: read what it brought and send what that gave."""
+        sole = self.sole
+        if sole is not None:
+            if sole.first.pending and not sole.done:
+                self._read_pending(sole, sole.first)
+        else:
+            self._read_choices()
+        self.dirty = False
+        if not self.over:
+            self._send_collected()
+
+    def _read_choices(self) -> None:
         for sink in self.sinks:
             for choice in sink.choices:
                 if choice.pending and choice.finish_reason is None and not self.over:
                     self._read_pending(sink, choice)
-        self.dirty = False
-        if not self.over:
-            self._send_collected()
 
     def _send_collected(self) -> None:
         data = self.renderer.take()
@@ -381,5 +399,6 @@ class Run:
                     sink.call.abort()
                 self._report(sink, "aborted")
             sink.call = None
+        self.sole = None
         self.sinks = []  # what refers to each other would wait for the garbage collector
         self.host.finished(self)

@@ -10,6 +10,7 @@ from smg.api.errors import ApiError
 from smg.detok.choice import Choice
 from smg.detok.host import Host
 from smg.detok.logprobs import chat_entries
+from smg.detok.render import Renderer
 from smg.detok.run import Run
 from smg.detok.usage import Usage
 from smg.engines.base import TokenLogprobs
@@ -19,7 +20,7 @@ from smg.vocab.decode import DecodeTable
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class TurnRenderer:
+class TurnRenderer(Renderer):
     """Collects the events of a loop iteration; ``take`` gives them as one msgpack list."""
 
     streaming = True

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mypy_extensions import mypyc_attr
+
 if TYPE_CHECKING:
     from smg.engines.grpc.facts import Embedding
 
@@ -137,16 +139,25 @@ class EngineError(Exception):
         self.message = message
 
 
-class Sink(Protocol):
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Sink:
     """Receives one engine stream. Exactly one of ``on_end`` and ``on_error`` is called, last; none after
     ``Call.abort``.
     """
 
-    def on_delta(self, delta: Delta) -> None: ...
+    __slots__ = ()
 
-    def on_end(self) -> None: ...
+    def on_delta(self, delta: Delta) -> None:
+        """A message of the stream."""
+        raise NotImplementedError
 
-    def on_error(self, error: EngineError) -> None: ...
+    def on_end(self) -> None:
+        """The stream ended as it should."""
+        raise NotImplementedError
+
+    def on_error(self, error: EngineError) -> None:
+        """The stream broke, or never began."""
+        raise NotImplementedError
 
 
 class Call(Protocol):

@@ -194,8 +194,8 @@ class DirectExchange(Exchange):
         )
 
     def _write(self, data: bytes) -> None:
-        if self.connection is not None:
-            self.connection.corked.write_now(data)
+        if self.corked is not None:
+            self.corked.write_now(data)
 
     def _finish(self) -> None:
         connection = self.connection
@@ -209,5 +209,5 @@ class DirectExchange(Exchange):
             if not self.keep_alive:
                 connection.transport.close()
             connection.on_response_complete()
-        self.connection = None  # which refers to the last exchange until the next one comes
+        self.connection = self.corked = None  # which refers to the last exchange until the next one comes
         self.body = b""

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
 
+from smg.ipc import Inbox
 from smg.messages import Reply, StreamData, StreamStart
 
 if TYPE_CHECKING:
+    from smg.frontend.cork import CorkedTransport
     from smg.frontend.server import GatewayProtocol
 
 WAITING, STARTING, STREAMING, DONE = range(4)
@@ -30,14 +32,21 @@ class Exchange:
     """See the module's text. ``owner`` is the detok process that owns the stream (-1: none yet)."""
 
     __slots__ = (
-        "attempts", "body", "buffer_limit", "connection", "deadline", "error_code", "gone", "headers", "last_write",
-        "owner", "path", "pending", "pending_bytes", "received", "request_id", "seq", "state", "tokenizer",
+        "attempts", "body", "buffer_limit", "connection", "corked", "deadline", "error_code", "gone", "headers",
+        "last_write", "owner", "path", "pending", "pending_bytes", "received", "request_id", "seq", "state",
+        "tokenizer",
     )  # fmt: skip
 
     def __init__(
         self, seq: int, path: str, request_id: str, headers: dict[str, str], body: bytes,
         connection: GatewayProtocol | None, buffer_limit: int, received: float, deadline: float,
     ) -> None:  # fmt: skip
+        # First what every token needs, side by side.
+        self.state = WAITING
+        self.pending_bytes = 0
+        self.last_write = received
+        self.corked: CorkedTransport | None = None if connection is None else connection.corked
+        self.pending: list[bytes] = []
         self.seq = seq
         self.path = path
         self.request_id = request_id
@@ -47,15 +56,11 @@ class Exchange:
         self.buffer_limit = buffer_limit
         self.received = received
         self.deadline = deadline
-        self.state = WAITING
         self.tokenizer = (-1, -1)
         self.owner = -1
         self.attempts = 0
         self.gone = False
         self.error_code = ""
-        self.pending: list[bytes] = []
-        self.pending_bytes = 0
-        self.last_write = received
 
     # From the ring -------------------------------------------------------------------------------
 
@@ -72,11 +77,11 @@ class Exchange:
             self.state = STARTING
             self._headed(message)
 
-    def data(self, body: bytes, now: float) -> None:
-        """More bytes of the stream."""
-        if self.state == STREAMING and not self.pending:
+    def data(self, body: bytes, now: float, more: bool = False) -> None:
+        """More bytes of the stream. ``more``: further ones are waiting in the inbox."""
+        if self.state == STREAMING and not self.pending_bytes:
             self.last_write = now
-            if self.connection is not None and self.connection.corked.write_chunk(body):
+            if self.corked is not None and self.corked.write_chunk(body, more):
                 return
         if self.state in (STARTING, STREAMING):
             self.pending.append(body)
@@ -106,9 +111,9 @@ class Exchange:
 
     def writable(self) -> None:
         """The transport takes bytes again."""
-        if self.state != STREAMING or not self.pending or self.connection is None:
+        if self.state != STREAMING or not self.pending or self.corked is None:
             return
-        if self.connection.corked.write_chunk(b"".join(self.pending)):
+        if self.corked.write_chunk(b"".join(self.pending), True):
             self.pending.clear()
             self.pending_bytes = 0
 
@@ -146,15 +151,15 @@ class Exchange:
         raise NotImplementedError
 
 
-def data_handler(exchanges: dict[int, Exchange]) -> Callable[[StreamData], None]:
-    """What the frontend does for every token: one function, from the message to the transport."""
+def data_handler(exchanges: dict[int, Exchange], inbox: Inbox) -> Callable[[StreamData], None]:
+    """What the frontend does for every token: one function, from the message to the socket."""
 
     def on_data(message: StreamData) -> None:
-        now = time.time()
+        now, more = time.time(), inbox.more
         for seq, body in zip(message.seqs, message.bodies, strict=True):
             exchange = exchanges.get(seq)
             if exchange is not None:
-                exchange.data(body, now)
+                exchange.data(body, now, more)
 
     return on_data
 

@@ -62,7 +62,7 @@ class FrontendProcess(ChildProcess):
         self._pool_load: dict[tuple[int, int], int] = {}
         self.handlers |= {
             Owner: self._on_owner, Reply: self._on_reply, StreamStart: self._on_start,
-            StreamData: data_handler(self.exchanges), StreamEnd: self._on_end, ModelTable: self._on_models,
+            StreamData: data_handler(self.exchanges, self.inbox), StreamEnd: self._on_end, ModelTable: self._on_models,
             TurnEvents: self._on_turn_events, TurnEnd: self._on_turn_end,
         }  # fmt: skip
         self.metrics = FrontendMetrics()

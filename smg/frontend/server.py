@@ -65,6 +65,7 @@ class GatewayProtocol(HttpToolsProtocol):
         self._arm_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.corked.lost()
         if self.metrics is not None:
             self.metrics.connections_active.dec()
         self._disarm_head_timer()

@@ -24,10 +24,10 @@ FEW = settings(max_examples=60, deadline=None)
 
 class Recorder(Call):
     def __init__(self) -> None:
-        super().__init__(request_block("http", "w", "/p.S/M"), b"ask", self.on_bytes)
+        super().__init__(request_block("http", "w", "/p.S/M"), b"ask")
         self.told: list[Any] = []
 
-    def on_bytes(self, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
         self.told.append(payload)
 
     def ended(self) -> None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from smg.engines.base import Delta, EngineError, EngineRequest, Sampling
+from smg.engines.base import Delta, EngineError, EngineRequest, Sampling, Sink
 from smg.engines.grpc.client import GrpcWorkerClient
 from smg.simengine.core import SimEngine, SimOptions
 from smg.simengine.grpc.front import GrpcFront
@@ -46,10 +46,11 @@ def snapshot(delta: Delta) -> Delta:
     return kept
 
 
-class Collector:
+class Collector(Sink):
     """A sink that keeps what it gets; ``first`` is set by the first delta, ``closed`` at the end."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.deltas: list[Delta] = []
         self.errors: list[EngineError] = []
         self.ends = 0

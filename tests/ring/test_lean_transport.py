@@ -25,6 +25,7 @@ from smg.engines.grpc.channel import TlsOptions
 from smg.engines.grpc.client import GrpcWorkerClient
 from smg.engines.grpc.codecs import CODECS
 from smg.engines.grpc.h2 import LeanTransport
+from smg.engines.grpc.receiver import Receiver
 from smg.simengine.core import SimOptions
 
 Method = Callable[[bytes, Any], AsyncIterator[bytes]]
@@ -36,10 +37,11 @@ def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None
     return lambda test: request.param(asyncio.wait_for(test(), LIMIT))
 
 
-class Heard:
-    """The callbacks of one call."""
+class Heard(Receiver):
+    """What one call was told."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.messages: list[bytes] = []
         self.ends = 0
         self.errors: list[EngineError] = []
@@ -68,7 +70,7 @@ def call(
 ) -> tuple[Heard, Any]:
     heard = Heard()
     path = f"/test.Worker/{method}"
-    return heard, transport.start(path, request, heard.on_message, heard.on_end, heard.on_error, timeout=timeout)
+    return heard, transport.start(path, request, heard, timeout=timeout)
 
 
 async def answer(transport: LeanTransport, method: str, request: bytes = b"", timeout: float | None = None) -> Heard:

@@ -31,11 +31,11 @@ class Recorder(Call):
     """A call that keeps what it is told; ``then`` runs at each message."""
 
     def __init__(self, request: bytes = b"ask", then: Callable[[], None] | None = None) -> None:
-        super().__init__(BLOCK, request, self.on_bytes)
+        super().__init__(BLOCK, request)
         self.told: list[Any] = []
         self.then = then
 
-    def on_bytes(self, payload: bytes) -> None:
+    def on_message(self, payload: bytes) -> None:
         assert type(payload) is bytes
         self.told.append(payload)
         if self.then is not None:

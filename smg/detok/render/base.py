@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import orjson
 
@@ -16,12 +15,12 @@ DONE = b"data: [DONE]\n\n"
 json_bytes = orjson.dumps
 
 
-class Renderer(Protocol):
+class Renderer:
     """Renders one answer. A streaming renderer is emptied with ``take`` after every step, the other with ``body`` at
     the end.
     """
 
-    streaming: bool
+    streaming: bool = False
 
     def on_tokens(
         self,
@@ -31,21 +30,26 @@ class Renderer(Protocol):
         logprobs: TokenLogprobs | None,
     ) -> None:
         """New tokens of this choice and the events they gave; no tokens when only held-back text is released."""
+        raise NotImplementedError
 
     def on_choice_end(self, choice: Choice) -> None:
         """The choice has its finish reason; all its events were given."""
+        raise NotImplementedError
 
     def on_end(self, usage: Usage) -> None:
         """Every choice ended (streaming only)."""
+        raise NotImplementedError
 
     def take(self) -> bytes:
         """Bytes to send since the last call (streaming only)."""
+        raise NotImplementedError
 
     def body(self, usage: Usage) -> bytes:
         """The complete answer (non-streaming only)."""
+        raise NotImplementedError
 
 
-class Output:
+class Output(Renderer):
     """The byte buffer of a streaming renderer, its base."""
 
     def __init__(self) -> None:

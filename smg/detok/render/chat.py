@@ -11,7 +11,7 @@ from typing import Any
 
 from smg.detok.choice import Choice
 from smg.detok.logprobs import chat_entries
-from smg.detok.render.base import DONE, Output, client_finish_reason, json_bytes, uint32_list
+from smg.detok.render.base import DONE, Output, Renderer, client_finish_reason, json_bytes, uint32_list
 from smg.detok.usage import Usage
 from smg.engines.base import TokenLogprobs
 from smg.messages import (
@@ -68,6 +68,7 @@ class ChatStream(Output):
         }
         self._head = b"data: " + json_bytes(head)[:-1]
         self._lanes = [_Lane(self._head, choice.index) for choice in choices]
+        self._first = self._lanes[0]
         self._plain = not self._continuous and response.logprobs is None and not self._return_ids
 
     def on_tokens(
@@ -77,7 +78,7 @@ class ChatStream(Output):
         events: Sequence[ParserEvent],
         logprobs: TokenLogprobs | None,
     ) -> None:
-        lane = self._lanes[choice.index]
+        lane = self._lanes[choice.index] if choice.index else self._first
         if not lane.begun:
             if not choice.started:
                 return
@@ -197,7 +198,7 @@ class _Message:
         self.calls: list[dict[str, Any]] = []
 
 
-class ChatAnswer:
+class ChatAnswer(Renderer):
     """The complete chat answer."""
 
     streaming = False

@@ -13,7 +13,7 @@ from typing import Any
 import orjson
 
 from smg.detok.choice import Choice
-from smg.detok.render.base import Output, json_bytes
+from smg.detok.render.base import Output, Renderer, json_bytes
 from smg.detok.usage import Usage
 from smg.engines.base import TokenLogprobs
 from smg.messages import (
@@ -177,7 +177,7 @@ class MessagesStream(Output):
 _THINKING_BLOCK = b'{"type":"thinking","thinking":"","signature":""}'
 
 
-class MessagesAnswer:
+class MessagesAnswer(Renderer):
     """The complete message."""
 
     streaming = False

@@ -12,6 +12,7 @@ from smg.engines.base import EngineError, Sink
 from smg.engines.grpc.channel import TlsOptions, open_channel, unary
 from smg.engines.grpc.codecs import Decoder, codec_for
 from smg.engines.grpc.facts import Embedding
+from smg.engines.grpc.receiver import Receiver
 from smg.engines.grpc.transport import GrpcioTransport, StreamHandle, StreamTransport
 
 log = logging.getLogger("smg.engines.grpc")
@@ -58,9 +59,7 @@ class GrpcWorkerClient:
         call = GrpcCall(self, request_id, sink, self.codec.decoder(streaming=streaming), streaming)
         if dp_rank >= 0:
             request = self.codec.pin_rank(request, dp_rank)
-        call.handle = self._transport.start(
-            self._generate, request, call.on_message, call.on_end, call.on_error, timeout=timeout
-        )
+        call.handle = self._transport.start(self._generate, request, call, timeout=timeout)
         return call
 
     async def embed(self, request: bytes, timeout: float) -> Embedding:
@@ -86,18 +85,19 @@ class GrpcWorkerClient:
         await self._channel.close()
 
 
-class GrpcCall:
-    """One running generation (``Call``); ``handle`` is that of its stream, which calls the ``on_`` methods."""
+class GrpcCall(Receiver):
+    """One running generation (``Call``), the receiver of its stream, whose handle is ``handle``."""
 
-    __slots__ = ("_client", "_decode", "_failed", "_open", "_request_id", "_sink", "_started", "_streaming", "handle")
+    __slots__ = ("_client", "_decoder", "_failed", "_open", "_request_id", "_sink", "_started", "_streaming", "handle")
 
     def __init__(
         self, client: GrpcWorkerClient, request_id: str, sink: Sink, decoder: Decoder, streaming: bool
     ) -> None:
+        super().__init__()
         self._client = client
         self._request_id = request_id
         self._sink = sink
-        self._decode = decoder.decode
+        self._decoder = decoder
         self._streaming = streaming
         self._open = True
         self._started = False
@@ -130,7 +130,7 @@ class GrpcCall:
             return
         self._started = True
         try:
-            delta = self._decode(payload)
+            delta = self._decoder.decode(payload)
         except DecodeError:
             self._break(EngineError("INTERNAL", "the worker sent a message that cannot be decoded"))
             return

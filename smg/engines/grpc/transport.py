@@ -8,43 +8,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc.aio
 
-from smg.engines.base import EngineError
 from smg.engines.grpc.channel import Channel, engine_error
-
-OnMessage = Callable[[bytes], None]
-OnEnd = Callable[[], None]
-OnError = Callable[[EngineError], None]
+from smg.engines.grpc.receiver import Receiver
 
 
 class StreamHandle(Protocol):
     """A running call."""
 
     def cancel(self) -> None:
-        """Reset the stream; no callback is called after this. Idempotent."""
+        """Reset the stream; the receiver is told nothing after this. Idempotent."""
 
 
 class StreamTransport(Protocol):
     """Runs server-streaming calls to one worker."""
 
-    def start(
-        self,
-        path: str,
-        request: bytes,
-        on_message: OnMessage,
-        on_end: OnEnd,
-        on_error: OnError,
-        *,
-        timeout: float | None = None,
-    ) -> StreamHandle:
-        """Start a call; callbacks run on the event loop, never inside ``start``.
+    def start(self, path: str, request: bytes, receiver: Receiver, *, timeout: float | None = None) -> StreamHandle:
+        """Start a call. The receiver is told on the event loop, never inside ``start``.
 
-        ``on_message`` gets every message's bytes in order, then exactly one of ``on_end`` (status OK) and ``on_error``
-        is called. ``timeout`` in seconds covers the whole call. Never raises for trouble with the worker.
+        ``timeout`` in seconds covers the whole call. Never raises for trouble with the worker.
         """
 
     async def close(self) -> None:
@@ -59,22 +44,13 @@ class GrpcioTransport:
         self._methods: dict[str, Any] = {}
         self._streams: set[_GrpcioStream] = set()
 
-    def start(
-        self,
-        path: str,
-        request: bytes,
-        on_message: OnMessage,
-        on_end: OnEnd,
-        on_error: OnError,
-        *,
-        timeout: float | None = None,
-    ) -> StreamHandle:
+    def start(self, path: str, request: bytes, receiver: Receiver, *, timeout: float | None = None) -> StreamHandle:
         method = self._methods.get(path)
         if method is None:
             method = self._methods[path] = self._channel.unary_stream(path)
         stream = _GrpcioStream(method(request, timeout=timeout))
         self._streams.add(stream)
-        stream.task = asyncio.get_running_loop().create_task(stream.run(on_message, on_end, on_error))
+        stream.task = asyncio.get_running_loop().create_task(stream.run(receiver))
         stream.task.add_done_callback(lambda _: self._streams.discard(stream))
         return stream
 
@@ -98,17 +74,17 @@ class _GrpcioStream:
         self._cancelled = True
         self._call.cancel()
 
-    async def run(self, on_message: OnMessage, on_end: OnEnd, on_error: OnError) -> None:
+    async def run(self, receiver: Receiver) -> None:
         read = self._call.read
         end = grpc.aio.EOF  # type: ignore[attr-defined]
         try:
             while (payload := await read()) is not end:
                 if self._cancelled:
                     return
-                on_message(payload)
+                receiver.on_message(payload)
         except grpc.aio.AioRpcError as error:
             if not self._cancelled:
-                on_error(engine_error(error))
+                receiver.on_error(engine_error(error))
         except asyncio.CancelledError:
             # Raised by ``read`` after a local cancel, and by the loop when it shuts down.
             with contextlib.suppress(Exception):
@@ -117,4 +93,4 @@ class _GrpcioStream:
                 raise
         else:
             if not self._cancelled:
-                on_end()
+                receiver.on_end()

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from smg.engines.base import (
     BuildError,
@@ -42,13 +42,16 @@ _UNFIT = (ValueError, TypeError, OverflowError)
 _RANK_LOAD_FIELDS = tuple(f.name for f in fields(RankLoad))
 
 
-class Decoder(Protocol):
+class Decoder:
     """Reads the messages of one call, in order."""
+
+    __slots__ = ()
 
     def decode(self, payload: bytes) -> Delta | None:
         """The delta in one message, None when it holds nothing for this call (chunks of a call that does not stream).
 
         Raises ``google.protobuf.message.DecodeError`` for bytes that are no message."""
+        raise NotImplementedError
 
 
 class GrpcCodec(ABC):

@@ -112,7 +112,7 @@ def refuse_unsupported(request: EngineRequest) -> None:
 _parse = pb.GenerateResponse.FromString
 
 
-class MlxDecoder:
+class MlxDecoder(base.Decoder):
     """One token per chunk, counts are totals; a streamed final message holds no ids."""
 
     __slots__ = ("_streaming",)

@@ -167,7 +167,7 @@ def logprob_start_len(request: EngineRequest) -> int:
 _parse = pb.GenerateResponse.FromString
 
 
-class SglangDecoder:
+class SglangDecoder(base.Decoder):
     """Chunk counts are totals already; a streamed final message repeats the last chunk's ids."""
 
     __slots__ = ("_first", "_streaming")

@@ -150,7 +150,7 @@ def set_logprobs(message: Any, request: EngineRequest) -> None:
 _parse = pb.GenerateResponse.FromString
 
 
-class TokenspeedDecoder:
+class TokenspeedDecoder(base.Decoder):
     """Chunk counts are totals already; a streamed final message repeats the last chunk's ids."""
 
     __slots__ = ("_streaming",)

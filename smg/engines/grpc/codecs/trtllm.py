@@ -141,7 +141,7 @@ def token_logprobs(entries: Iterable[Any]) -> TokenLogprobs:
 _parse = pb.GenerateResponse.FromString
 
 
-class TrtllmDecoder:
+class TrtllmDecoder(base.Decoder):
     """Chunk counts are totals; the final message holds the whole output even when streaming."""
 
     __slots__ = ("_streaming",)

@@ -168,11 +168,13 @@ def vllm_logprobs(request: EngineRequest) -> int:
 _parse = pb.GenerateResponse.FromString
 _parse_chunk = pb.GenerateStreamChunk.FromString
 _ids: dict[bytes, tuple[int, ...]] = {}
+_rests: dict[bytes, bytes] = {}
 
+KNOWN_RESTS = 4096
 REST_TRIES = 4
 
 
-class VllmDecoder:
+class VllmDecoder(base.Decoder):
     """vLLM counts per message, in chunks and in a streamed final message alike; the totals are kept here.
 
     The chunks of a stream differ in their ids, mostly in nothing else. What follows the ids is kept: a chunk with the
@@ -229,7 +231,10 @@ class VllmDecoder:
         self._tries -= 1
         rest = base.behind_ids(payload)
         if rest and not _parse_chunk(rest).token_ids:
-            self._rest, self._last = rest, delta
+            # One object for all streams that say the same: it stays in the processor's cache.
+            if len(_rests) >= KNOWN_RESTS:
+                _rests.clear()
+            self._rest, self._last = _rests.setdefault(rest, rest), delta
 
     def _complete(self, complete: Any) -> Delta:
         index = complete.index

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
@@ -24,17 +23,16 @@ MAX_ATTEMPTS = 5
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Call:
-    """A call of a machine. Subclasses say what becomes of its end; ``on_message`` gets every message.
+    """A call of a machine. Subclasses say what becomes of its messages and of its end.
 
     The other members are the machine's."""
 
     __slots__ = (
-        "attempts", "block", "buffer", "need", "on_message", "open", "received", "request", "responded", "sent",
-        "stream_id", "window",
+        "attempts", "block", "buffer", "need", "open", "received", "request", "responded", "sent", "stream_id",
+        "window",
     )  # fmt: skip
 
-    def __init__(self, block: bytes, request: bytes, on_message: Callable[[bytes], None]) -> None:
-        self.on_message = on_message
+    def __init__(self, block: bytes, request: bytes) -> None:
         self.block = block
         self.request = request  # kept until it is sent and the peer answers
         self.sent = 0  # bytes of the request, with its prefix, that were sent
@@ -46,6 +44,10 @@ class Call:
         self.responded = False
         self.buffer = bytearray()  # an unfinished message with its prefix
         self.need = PREFIX_BYTES  # length of the buffer at which there is something to do
+
+    def on_message(self, payload: bytes) -> None:
+        """A whole message came."""
+        raise NotImplementedError
 
     def ended(self) -> None:
         """The call ended with status OK."""

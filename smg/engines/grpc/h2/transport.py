@@ -17,7 +17,7 @@ from smg.engines.grpc.h2.calls import Call
 from smg.engines.grpc.h2.frames import ProtocolError
 from smg.engines.grpc.h2.headers import request_block, timeout_field
 from smg.engines.grpc.h2.machine import MAX_MESSAGE, Machine
-from smg.engines.grpc.transport import OnEnd, OnError, OnMessage
+from smg.engines.grpc.receiver import Receiver
 
 CONNECT_TIMEOUT = 5.0
 CLOSE_TIMEOUT = 1.0
@@ -67,18 +67,9 @@ class LeanTransport:
         self._deadlines: Deadlines | None = None
         self._closed = False
 
-    def start(
-        self,
-        path: str,
-        request: bytes,
-        on_message: OnMessage,
-        on_end: OnEnd,
-        on_error: OnError,
-        *,
-        timeout: float | None = None,
-    ) -> _Stream:
+    def start(self, path: str, request: bytes, receiver: Receiver, *, timeout: float | None = None) -> _Stream:
         """See ``StreamTransport``."""
-        stream = _Stream(self._block(path, timeout), request, on_message, on_end, on_error)
+        stream = _Stream(self._block(path, timeout), request, receiver)
         if self._closed:
             error = EngineError("UNAVAILABLE", "the connection to the worker was given up")
             stream.failure = asyncio.get_running_loop().call_soon(stream.failed, error)
@@ -134,19 +125,17 @@ class LeanTransport:
             await asyncio.wait(endings, timeout=CLOSE_TIMEOUT)
 
 
-def _nothing(*_: object) -> None:
-    pass
+_NOBODY = Receiver()
 
 
 class _Stream(Call):
     """A call and its ``StreamHandle``."""
 
-    __slots__ = ("_on_end", "_on_error", "connection", "deadlines", "failure")
+    __slots__ = ("connection", "deadlines", "failure", "receiver")
 
-    def __init__(self, block: bytes, request: bytes, on_message: OnMessage, on_end: OnEnd, on_error: OnError) -> None:
-        super().__init__(block, request, on_message)
-        self._on_end = on_end
-        self._on_error = on_error
+    def __init__(self, block: bytes, request: bytes, receiver: Receiver) -> None:
+        super().__init__(block, request)
+        self.receiver = receiver
         self.connection: _Connection | None = None
         self.deadlines: Deadlines | None = None
         self.failure: asyncio.Handle | None = None
@@ -159,27 +148,30 @@ class _Stream(Call):
 
     def expire(self) -> None:
         """The deadline has passed."""
-        on_error = self._on_error
+        receiver = self.receiver
         self.cancel()
-        on_error(EngineError("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+        receiver.on_error(EngineError("DEADLINE_EXCEEDED", "Deadline Exceeded"))
+
+    def on_message(self, payload: bytes) -> None:
+        self.receiver.on_message(payload)
 
     def ended(self) -> None:
-        on_end = self._on_end
+        receiver = self.receiver
         self.release()
-        on_end()
+        receiver.on_end()
 
     def failed(self, error: EngineError) -> None:
         if error.code == "CANCELLED" and self.deadlines is not None and self.deadlines.passed(self):
             # A server that was quicker to see it pass has reset the stream.
             error = EngineError("DEADLINE_EXCEEDED", "Deadline Exceeded")
-        on_error = self._on_error
+        receiver = self.receiver
         self.release()
-        on_error(error)
+        receiver.on_error(error)
 
     def release(self) -> None:
-        """The call is over: let go of everything, since the callbacks' owner holds this handle."""
+        """The call is over: let go of everything, since the receiver holds this handle."""
         self.connection = None
-        self.on_message = self._on_end = self._on_error = _nothing
+        self.receiver = _NOBODY
         if self.deadlines is not None:
             self.deadlines.remove(self)
             self.deadlines = None
