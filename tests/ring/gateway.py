@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import socket
+import ssl
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -42,19 +43,23 @@ def alive(pid: int) -> bool:
 class Gateway:
     """One running ``smg launch``. ``pids`` maps (role, index) to the newest process that said it is ready."""
 
-    def __init__(self, process: asyncio.subprocess.Process, port: int, metrics_port: int, run_dir: Path) -> None:
+    def __init__(
+        self, process: asyncio.subprocess.Process, port: int, metrics_port: int, run_dir: Path, authority: Path | None
+    ) -> None:
         self.process = process
         self.port = port
         self.metrics_port = metrics_port
         self.run_dir = run_dir
-        self.url = f"http://127.0.0.1:{port}"
+        self.url = f"{'https' if authority else 'http'}://127.0.0.1:{port}"
         self.pids: dict[tuple[str, int], int] = {}
         self.all_pids: set[int] = set()
         self.lines: list[str] = []
         self.ready = asyncio.Event()
         self._news = asyncio.Condition()
         self._reader = asyncio.create_task(self._read())
-        self.http = httpx.AsyncClient(base_url=self.url, timeout=30.0, limits=httpx.Limits(max_connections=None))
+        trusted = ssl.create_default_context(cafile=authority) if authority else True
+        limits = httpx.Limits(max_connections=None)
+        self.http = httpx.AsyncClient(base_url=self.url, timeout=30.0, limits=limits, verify=trusted)
 
     async def _read(self) -> None:
         stdout = self.process.stdout
@@ -110,8 +115,9 @@ class Gateway:
 
 
 @asynccontextmanager
-async def gateway(*workers: str, flags: tuple[str, ...] = ()) -> AsyncIterator[Gateway]:
-    """A gateway in front of ``workers``; stopped, and checked for leftovers, at the end."""
+async def gateway(*workers: str, flags: tuple[str, ...] = (), authority: Path | None = None) -> AsyncIterator[Gateway]:
+    """A gateway in front of ``workers``; stopped, and checked for leftovers, at the end. ``authority``: the certificate
+    that its clients trust, where ``flags`` have it speak TLS."""
     run_dir = Path(tempfile.mkdtemp(prefix="smgt-"))  # socket paths must be short
     port, metrics = free_port(), free_port()
     command = [
@@ -124,7 +130,7 @@ async def gateway(*workers: str, flags: tuple[str, ...] = ()) -> AsyncIterator[G
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, start_new_session=True
     )
-    running = Gateway(process, port, metrics, run_dir)
+    running = Gateway(process, port, metrics, run_dir, authority)
     try:
         await running.wait_ready(workers=len(workers))
         yield running

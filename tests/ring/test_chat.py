@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from certificates import self_signed
 from gateway import Gateway, gateway
 from sim_worker import worker
 
@@ -78,6 +80,24 @@ def test_every_endpoint(kind: str) -> None:
             assert back.json() == {"text": "Grüße 🐋"}
             assert (await gw.http.get("/v1/models")).json()["data"][0]["id"] == "sim"
             assert running(engine) == 0
+
+    run(test)
+
+
+def test_streams_over_tls(tmp_path: Path) -> None:
+    folder = self_signed(tmp_path, "IP:127.0.0.1")
+    key, certificate = folder / "key.pem", folder / "cert.pem"
+    flags = ("--tls-cert-path", str(certificate), "--tls-key-path", str(key))
+
+    async def test() -> None:
+        options = SimOptions(step_ms=2)
+        async with worker("vllm", options) as (_, url), gateway(url, flags=flags, authority=certificate) as gw:
+            body = {"model": "sim", "messages": [{"role": "user", "content": "What do whales eat?"}], "max_tokens": 40}
+            whole = (await gw.http.post("/v1/chat/completions", json=body)).json()
+            answers = await asyncio.gather(*(stream(gw, "/v1/chat/completions", body) for _ in range(8)))
+            for chunks in answers:
+                text = "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+                assert text == whole["choices"][0]["message"]["content"] != ""
 
     run(test)
 

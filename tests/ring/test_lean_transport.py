@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 import socket
 import ssl
-import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -18,6 +16,7 @@ import grpc
 import grpc.aio
 import pytest
 import uvloop
+from certificates import self_signed
 from sim_worker import ENDLESS, LIMIT, Collector, eventually, free_port, start, worker
 
 from smg.engines.base import EngineError
@@ -530,20 +529,14 @@ def test_ipv6(run: Run) -> None:
 
 
 @pytest.fixture(scope="module")
-def self_signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, Path]:
+def signed(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes, Path]:
     """Key and certificate for localhost, and the folder with key.pem and cert.pem."""
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("needs the openssl command")
-    folder = tmp_path_factory.mktemp("tls")
-    command = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    files = ["-keyout", str(folder / "key.pem"), "-out", str(folder / "cert.pem")]
-    subprocess.run([*command, "-addext", "subjectAltName=DNS:localhost", *files], check=True, capture_output=True)
+    folder = self_signed(tmp_path_factory.mktemp("tls"))
     return (folder / "key.pem").read_bytes(), (folder / "cert.pem").read_bytes(), folder
 
 
-def test_tls(run: Run, self_signed: tuple[bytes, bytes, Path]) -> None:
-    key, certificate, _ = self_signed
+def test_tls(run: Run, signed: tuple[bytes, bytes, Path]) -> None:
+    key, certificate, _ = signed
     credentials = grpc.ssl_server_credentials([(key, certificate)], certificate, require_client_auth=True)
 
     async def test() -> None:
@@ -563,8 +556,8 @@ def test_tls(run: Run, self_signed: tuple[bytes, bytes, Path]) -> None:
     run(test)
 
 
-def test_tls_without_http2(run: Run, self_signed: tuple[bytes, bytes, Path]) -> None:
-    _, certificate, folder = self_signed
+def test_tls_without_http2(run: Run, signed: tuple[bytes, bytes, Path]) -> None:
+    _, certificate, folder = signed
 
     async def test() -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
