@@ -26,7 +26,7 @@ PACKAGES = {
 }
 MODEL_FLAGS = ("--model", "--model-path")
 TENSOR_PARALLEL_FLAGS = ("--tensor-parallel-size", "--tp-size", "--tp", "--tp_size", "-tp")
-ZMQ_BACKENDS = ("vllm", "tokenspeed", "sglang")
+ZMQ_ENGINES = ("vllm", "tokenspeed", "sglang")
 PORT_STEP = (300, 400)
 
 
@@ -60,7 +60,7 @@ def check_request(request: EngineRequest) -> str | None:
     backend, mode = request.backend, request.mode
     if backend == "sim" and mode != "grpc":
         return f"connection-mode {mode} is not supported for the sim backend"
-    if mode == "zmq" and backend not in ZMQ_BACKENDS:
+    if mode == "zmq" and backend not in ZMQ_ENGINES:
         return f"connection-mode zmq is only supported for the vllm, tokenspeed and sglang backends, not {backend}"
     if backend == "trtllm" and mode != "grpc":
         return "the trtllm backend only supports connection-mode grpc"
