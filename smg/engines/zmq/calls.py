@@ -22,10 +22,11 @@ GRAMMAR_TEXT = "the engine refused the request: its grammar is not valid, or the
 
 class Child:
     """One request on the wire: one choice. ``tokens`` counts what came; ``held`` keeps it where nobody needs it yet.
-    ``name`` is its id on the wire; ``heard``: the engine has answered; ``started``: the sink has."""
+    ``name`` is its id on the wire; ``heard``: the engine has answered; ``delta`` carries its tokens to the sink, None
+    before the first; messages with log-probabilities have one of their own."""
 
     __slots__ = (
-        "cached", "call", "heard", "held", "held_logprobs", "index", "name", "prompt_logprobs", "started", "tokens",
+        "cached", "call", "delta", "heard", "held", "held_logprobs", "index", "name", "prompt_logprobs", "tokens",
     )  # fmt: skip
 
     def __init__(self, call: ZmqCall, name: str, index: int) -> None:
@@ -33,7 +34,7 @@ class Child:
         self.name = name
         self.index = index
         self.heard = False
-        self.started = False
+        self.delta: Delta | None = None
         self.tokens = 0
         self.cached = 0
         self.held: list[int] | None = [] if call.request.hold else None
@@ -46,19 +47,24 @@ class Child:
         if self.held is not None:
             self._hold(token_ids, logprobs)
             return
-        delta = Delta(self.index, token_ids)
+        delta = self.delta
+        if delta is None or logprobs is not None or delta.logprobs is not None:
+            delta = self._new_delta(token_ids)
+            delta.logprobs = logprobs
+        else:
+            delta.token_ids = token_ids
         delta.completion_tokens = self.tokens
-        delta.logprobs = logprobs
-        if not self.started:
-            self.first(delta)
         self.call.give(delta)
 
-    def first(self, delta: Delta) -> None:
-        """What only the first delta tells."""
-        self.started = True
-        delta.prompt_tokens = self.call.request.prompt_tokens
-        delta.cached_tokens = self.cached
-        delta.prompt_logprobs = self.prompt_logprobs
+    def _new_delta(self, token_ids: list[int]) -> Delta:
+        """A delta; the first one tells of the prompt."""
+        delta = Delta(self.index, token_ids)
+        if self.delta is None:
+            delta.prompt_tokens = self.call.request.prompt_tokens
+            delta.cached_tokens = self.cached
+            delta.prompt_logprobs = self.prompt_logprobs
+        self.delta = delta
+        return delta
 
     def _hold(self, token_ids: list[int], logprobs: TokenLogprobs | None) -> None:
         assert self.held is not None
@@ -82,13 +88,11 @@ class Child:
         if self.held is not None:
             self._hold(token_ids, logprobs)
             token_ids, logprobs = self.held, self.held_logprobs
-        delta = Delta(self.index, token_ids)
+        delta = self._new_delta(token_ids)
         delta.completion_tokens = self.tokens
         delta.logprobs = logprobs
         delta.finish_reason = reason
         delta.matched_stop = None if matched in self.call.request.eos_ids else matched
-        if not self.started:
-            self.first(delta)
         self.call.finished(self, delta)
 
 
