@@ -62,9 +62,6 @@ class TurnRenderer(Renderer):
         self._events.clear()
         return data
 
-    def body(self, usage: Usage) -> bytes:
-        raise TypeError("a turn has no body")
-
 
 class TurnRun(Run):
     """Sends ``TurnEvents`` while it runs and one ``TurnEnd``, also when it fails."""

@@ -33,20 +33,20 @@ class Renderer:
         raise NotImplementedError
 
     def on_choice_end(self, choice: Choice) -> None:
-        """The choice has its finish reason; all its events were given."""
-        raise NotImplementedError
+        """The choice has its finish reason; all its events were given. Most have nothing to do before ``on_end`` or
+        ``body``."""
 
     def on_end(self, usage: Usage) -> None:
         """Every choice ended (streaming only)."""
-        raise NotImplementedError
+        raise TypeError("not a streamed answer")
 
     def take(self) -> bytes:
-        """Bytes to send since the last call (streaming only)."""
-        raise NotImplementedError
+        """Bytes to send since the last call; none where nothing is streamed."""
+        return b""
 
     def body(self, usage: Usage) -> bytes:
         """The complete answer (non-streaming only)."""
-        raise NotImplementedError
+        raise TypeError("a streamed answer has no body")
 
 
 class Output(Renderer):

@@ -164,9 +164,6 @@ class ChatStream(Output):
         usage.add_prompt(self._part, self._choices)
         return usage
 
-    def on_choice_end(self, choice: Choice) -> None:
-        """Finish chunks follow after the text of all choices (``on_end``)."""
-
     def on_end(self, usage: Usage) -> None:
         for choice in self._choices:
             if choice.finish_reason is None:
@@ -183,9 +180,6 @@ class ChatStream(Output):
             self._parts.append(self._head + b',"choices":[],"usage":' + json_bytes(usage.chat()) + b"}\n\n")
         self._parts.append(DONE)
 
-    def body(self, usage: Usage) -> bytes:
-        raise TypeError("a streamed answer has no body")
-
 
 class _Message:
     """The parts of one choice's message."""
@@ -200,8 +194,6 @@ class _Message:
 
 class ChatAnswer(Renderer):
     """The complete chat answer."""
-
-    streaming = False
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
         self._plan = plan
@@ -231,12 +223,6 @@ class ChatAnswer(Renderer):
     def on_choice_end(self, choice: Choice) -> None:
         for call in self._messages[choice.index].calls:
             call["function"]["arguments"] = "".join(call.pop("parts", ()))
-
-    def on_end(self, usage: Usage) -> None:
-        raise TypeError("not a streamed answer")
-
-    def take(self) -> bytes:
-        return b""
 
     def body(self, usage: Usage) -> bytes:
         response = self._plan.response

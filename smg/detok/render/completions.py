@@ -126,14 +126,9 @@ class CompletionStream(_Shared):
             self._parts.append(self._head + self._tail + b',"usage":' + json_bytes(usage.completions()) + b"}\n\n")
         self._parts.append(DONE)
 
-    def body(self, usage: Usage) -> bytes:
-        raise TypeError("a streamed answer has no body")
-
 
 class CompletionAnswer(_Shared):
     """The complete answer. ``keep``: only so many of each prompt's choices are shown, best mean logprob first."""
-
-    streaming = False
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
         super().__init__(plan, choices, table)
@@ -147,12 +142,6 @@ class CompletionAnswer(_Shared):
         logprobs: TokenLogprobs | None,
     ) -> None:
         self._texts[choice.index].append(_text(events))
-
-    def on_choice_end(self, choice: Choice) -> None:
-        """Nothing is sent before the end."""
-
-    def on_end(self, usage: Usage) -> None:
-        raise TypeError("not a streamed answer")
 
     def body(self, usage: Usage) -> bytes:
         response = self.plan.response

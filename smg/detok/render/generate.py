@@ -100,14 +100,9 @@ class GenerateStream(_Shared):
     def on_end(self, usage: Usage) -> None:
         self._parts.append(DONE)
 
-    def body(self, usage: Usage) -> bytes:
-        raise TypeError("a streamed answer has no body")
-
 
 class GenerateAnswer(_Shared):
     """The complete answer: a list with one object per sample."""
-
-    streaming = False
 
     def on_tokens(
         self,
@@ -117,12 +112,6 @@ class GenerateAnswer(_Shared):
         logprobs: TokenLogprobs | None,
     ) -> None:
         self.collect(choice, events, logprobs)
-
-    def on_choice_end(self, choice: Choice) -> None:
-        """Nothing is sent before the end."""
-
-    def on_end(self, usage: Usage) -> None:
-        raise TypeError("not a streamed answer")
 
     def body(self, usage: Usage) -> bytes:
         return json_bytes([self._sample(choice) for choice in self.choices])

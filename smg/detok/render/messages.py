@@ -148,9 +148,6 @@ class MessagesStream(Output):
         head = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{' % self._index
         return head + b'"type":"' + name + b'","' + field + b'":'
 
-    def on_choice_end(self, choice: Choice) -> None:
-        """The last events follow with the usage (``on_end``)."""
-
     def on_end(self, usage: Usage) -> None:
         if not self._begun:
             self._begin()
@@ -170,17 +167,12 @@ class MessagesStream(Output):
         )
         self._parts.append(_event("message_stop", b""))
 
-    def body(self, usage: Usage) -> bytes:
-        raise TypeError("a streamed answer has no body")
-
 
 _THINKING_BLOCK = b'{"type":"thinking","thinking":"","signature":""}'
 
 
 class MessagesAnswer(Renderer):
     """The complete message."""
-
-    streaming = False
 
     def __init__(self, plan: GenerationPlan, choices: Sequence[Choice], table: DecodeTable) -> None:
         self._plan = plan
@@ -208,15 +200,6 @@ class MessagesAnswer(Renderer):
         if not self._blocks or self._blocks[-1][0] != kind:
             self._blocks.append((kind, "", []))
         return self._blocks[-1][2]
-
-    def on_choice_end(self, choice: Choice) -> None:
-        """Nothing is sent before the end."""
-
-    def on_end(self, usage: Usage) -> None:
-        raise TypeError("not a streamed answer")
-
-    def take(self) -> bytes:
-        return b""
 
     def body(self, usage: Usage) -> bytes:
         response = self._plan.response
